@@ -1,0 +1,1 @@
+"""Deployment, ReplicaSet, Service, garbage collection, scheduling: clients of any Kubernetes API."""

@@ -1,0 +1,1 @@
+"""HTTP: OpenAI bodies, SSE, health, metrics, drain. No torch here."""

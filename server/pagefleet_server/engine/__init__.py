@@ -1,0 +1,1 @@
+"""The engine process: schedule, run, update, report; one loop."""

@@ -1,0 +1,1 @@
+"""Loading models and running them on paged attention through transformers."""

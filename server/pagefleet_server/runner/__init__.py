@@ -1,0 +1,1 @@
+"""From a scheduled step to sampled tokens: flat arrays, model call, sampler."""

@@ -1,0 +1,107 @@
+"""The process boundary: messages between the API process and the engine process.
+
+Length-prefixed msgpack over a local stream socket (a socketpair inherited by the child): 4 bytes big-endian length,
+then one message. Both sides decode into the unions below; an unknown tag is an error, never skipped.
+Times are CLOCK_MONOTONIC seconds, which both processes share.
+"""
+
+import msgspec
+
+from pagefleet_server.core.sampling_params import SamplingParams
+
+
+class AddRequest(msgspec.Struct, tag="add", frozen=True):
+    """API -> engine: run this. The API has checked that it can ever fit."""
+
+    request_id: str
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    arrival_time: float
+
+
+class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
+    """API -> engine: forget these (client gone, or a stop string was found). Unknown ids are fine."""
+
+    request_ids: list[str]
+
+
+class Stop(msgspec.Struct, tag="stop", frozen=True):
+    """API -> engine: end the process now; the API has already drained."""
+
+
+ToEngine = AddRequest | AbortRequests | Stop
+
+
+class Starting(msgspec.Struct, tag="starting", frozen=True):
+    """Engine -> API: progress of the start-up."""
+
+    phase: str
+    """"load_weights", "allocate_kv", "warm_up"."""
+    message: str
+
+
+class Ready(msgspec.Struct, tag="ready", frozen=True):
+    """Engine -> API, once: a warm-up step has run."""
+
+    block_size: int
+    num_blocks: int
+    """Usable blocks: the null block is excluded."""
+    max_model_len: int
+    """Tokens; the model's limit capped by the flag and by what the blocks can hold."""
+    eos_token_ids: list[int]
+    vocab_size: int
+    attention_backend: str
+    start_seconds: dict[str, float]
+    """Phase -> seconds it took."""
+
+
+class Failed(msgspec.Struct, tag="failed", frozen=True):
+    """Engine -> API: the engine ends because of this. The process exits right after."""
+
+    reason: str
+
+
+class Gauges(msgspec.Struct, frozen=True):
+    """State after the step (or while idle). free + cached + used = total."""
+
+    num_running: int
+    num_waiting: int
+    blocks_free: int
+    blocks_cached: int
+    blocks_used: int
+    blocks_total: int
+    blocks_waiting: int
+    """New blocks that waiting requests need: prompt plus, for preempted ones, generated tokens; minus cached blocks."""
+    oldest_waiting_arrival: float | None
+    """arrival_time of the oldest waiting request, None when nothing waits."""
+    num_added: int
+    """AddRequest messages read since start: the API adds what it sent beyond that to `waiting`."""
+    num_preemptions: int
+    prefix_queries_tokens: int
+    prefix_hits_tokens: int
+
+
+class RequestOutput(msgspec.Struct, frozen=True):
+    """New tokens of one request."""
+
+    request_id: str
+    token_ids: list[int]
+    finish_reason: str | None = None
+    """None while it runs; "stop", "length", "abort" at its end."""
+    first_scheduled_time: float | None = None
+    """Given with the first output."""
+    num_cached_tokens: int = 0
+    num_preemptions: int = 0
+
+
+class StepDone(msgspec.Struct, tag="step", frozen=True):
+    """Engine -> API: after each step; and once a second while idle, with no outputs and step_seconds None."""
+
+    gauges: Gauges
+    outputs: list[RequestOutput]
+    time: float
+    step_seconds: float | None = None
+    step_tokens: int = 0
+
+
+FromEngine = Starting | Ready | Failed | StepDone
