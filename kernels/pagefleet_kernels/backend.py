@@ -1,0 +1,65 @@
+"""The contract of a kernel backend: it owns the KV layout; callers know block ids only."""
+
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+
+from pagefleet_kernels.batch import AttentionBatch, KVShape
+
+
+class KVCache(Protocol):
+    """One layer's K and V for all blocks, laid out as its backend likes. Block 0 is the null block: never written."""
+
+    @property
+    def shape(self) -> KVShape:
+        """The layer's heads."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Blocks including the null block."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens in a block."""
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes held."""
+
+
+class Backend(Protocol):
+    """One implementation of every op. Checks of arguments live in `ops`, not here."""
+
+    name: str
+
+    def allocate(
+        self, shape: KVShape, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> KVCache:
+        """Zeroed KV memory of one layer."""
+
+    def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes that one block of one layer takes, padding included."""
+
+    def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store key [T, Hkv, D] and value [T, Hkv, Dv] at their slots; slot -1 is skipped."""
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        cache: KVCache,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Causal attention of query [T, Hq, D] over the cache -> [T, Hq, Dv], in the query's dtype.
+
+        sliding_window w: a row at position p sees keys k with p - k < w. softcap c: scores become c * tanh(s / c).
+        sinks [Hq]: one extra logit per head that joins the softmax and carries no value. Hq is a multiple of Hkv.
+        """
+
+    def copy_blocks(self, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks, (source, destination) each; destinations are distinct and are no sources."""
