@@ -1,7 +1,7 @@
 """The contract of a kernel backend: it owns the KV layout; callers know block ids only."""
 
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Sequence
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -26,6 +26,14 @@ class KVCache(Protocol):
     @property
     def num_bytes(self) -> int:
         """Bytes held."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """What is stored: key and value rows must come in it."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it lies."""
 
 
 class Backend(Protocol):
@@ -63,3 +71,15 @@ class Backend(Protocol):
 
     def copy_blocks(self, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, (source, destination) each; destinations are distinct and are no sources."""
+
+
+LinearFunction = Callable[[torch.Tensor], torch.Tensor]
+"""x [..., K] -> x @ weight.T + bias, [..., N], in x's dtype."""
+
+
+@runtime_checkable
+class LinearPacker(Protocol):
+    """A backend that also offers linears with weights laid out for it. Optional: see `ops.pack_linear`."""
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction | None:
+        """weight [N, K] and bias [N] or None -> the linear, holding its own packed copy; None: this one gains nothing."""

@@ -1,0 +1,116 @@
+"""Checks of arguments: what was wrong, the value, the bound."""
+
+import torch
+
+from pagefleet_kernels.batch import AttentionBatch, KVShape
+from pagefleet_kernels.errors import KernelArgumentError
+
+KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 8, 256
+
+
+def refuse(argument: str, value: object, bound: str) -> KernelArgumentError:
+    """The error for an argument out of bounds; the caller raises it."""
+    return KernelArgumentError(f"{argument} is {value}; it must be {bound}")
+
+
+def check_positive(argument: str, value: int) -> None:
+    """Refuse a value below 1."""
+    if value < 1:
+        raise refuse(argument, value, ">= 1")
+
+
+def check_tensor(
+    argument: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
+) -> None:
+    """Refuse a tensor of another shape, dtype or device, or whose last dimension is not contiguous."""
+    if tensor.shape != shape:
+        raise refuse(argument, f"of shape {tuple(tensor.shape)}", f"of shape {shape}")
+    if tensor.dtype != dtype:
+        raise refuse(argument, f"of dtype {tensor.dtype}", f"of dtype {dtype}")
+    if tensor.device != device:
+        raise refuse(argument, f"on device {tensor.device}", f"on device {device}")
+    if tensor.numel() > 1 and tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
+        raise refuse(argument, f"strided {tensor.stride()}", "contiguous in its last dimension (stride 1)")
+
+
+def check_kv_shape(shape: KVShape) -> None:
+    """Refuse widths below 1."""
+    check_positive("shape.num_kv_heads", shape.num_kv_heads)
+    check_positive("shape.head_dim", shape.head_dim)
+    check_positive("shape.v_head_dim", shape.v_head_dim)
+
+
+def check_block_geometry(block_size: int, dtype: torch.dtype) -> None:
+    """Refuse a block size that is no power of two in 8..256, and a dtype that no KV cache holds."""
+    if not MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE or block_size & (block_size - 1):
+        raise refuse("block_size", block_size, f"a power of two in [{MIN_BLOCK_SIZE}, {MAX_BLOCK_SIZE}]")
+    if dtype not in KV_DTYPES:
+        raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in KV_DTYPES)}")
+
+
+def check_batch_form(batch: AttentionBatch, num_rows: int, device: torch.device) -> None:
+    """Shapes, dtypes and devices of a batch of num_rows rows; reads no tensor."""
+    num_seqs = batch.seq_lens.shape[0] if batch.seq_lens.dim() == 1 else -1
+    check_tensor("batch.seq_lens", batch.seq_lens, (num_seqs,), torch.int32, device)
+    check_tensor("batch.query_starts", batch.query_starts, (num_seqs + 1,), torch.int32, device)
+    if batch.block_tables.dim() != 2:
+        raise refuse("batch.block_tables", f"of shape {tuple(batch.block_tables.shape)}", "[S, max_blocks]")
+    check_tensor("batch.block_tables", batch.block_tables, (num_seqs, batch.block_tables.shape[1]), torch.int32, device)
+    check_tensor("batch.slot_mapping", batch.slot_mapping, (num_rows,), torch.int64, device)
+    if not 0 <= batch.num_decodes <= min(num_seqs, num_rows):
+        raise refuse("batch.num_decodes", batch.num_decodes, f"in [0, {min(num_seqs, num_rows)}]")
+
+
+def check_slots(slot_mapping: torch.Tensor, num_blocks: int, block_size: int) -> None:
+    """Refuse slots below -1, in the null block, or past the last block. Reads the tensor."""
+    if slot_mapping.numel() == 0:
+        return
+    low, high = (int(bound) for bound in torch.aminmax(slot_mapping))
+    if low < -1:
+        raise refuse("slot_mapping", f"{low} at its lowest", ">= -1")
+    if high >= num_blocks * block_size:
+        raise refuse("slot_mapping", f"{high} at its highest", f"< {num_blocks * block_size}")
+    if bool(((slot_mapping >= 0) & (slot_mapping < block_size)).any()):
+        raise refuse("slot_mapping", "a slot of the null block 0", f"-1 or >= {block_size}")
+
+
+def check_batch(batch: AttentionBatch, *, num_blocks: int, block_size: int) -> None:
+    """Values of a batch against a cache of num_blocks blocks; once a step. Reads the tensors (syncs a GPU).
+
+    Raises KernelArgumentError for offsets that decrease or miss rows, lengths shorter than their rows, tables too short
+    for their sequence, block ids out of range (only entries that will be read count), wrong maxima.
+    """
+    num_rows = batch.slot_mapping.shape[0]
+    check_batch_form(batch, num_rows, batch.slot_mapping.device)
+    starts = batch.query_starts.cpu().to(torch.int64)
+    lens = batch.seq_lens.cpu().to(torch.int64)
+    query_lens = starts[1:] - starts[:-1]
+    if int(starts[0]) != 0 or int(starts[-1]) != num_rows:
+        raise refuse("batch.query_starts", f"from {int(starts[0])} to {int(starts[-1])}", f"from 0 to {num_rows}")
+    if lens.numel() == 0:
+        return
+    if int(query_lens.min()) < 0:
+        raise refuse("batch.query_starts", "decreasing", "non-decreasing")
+    if batch.num_decodes and not bool((query_lens[: batch.num_decodes] == 1).all()):
+        raise refuse("batch.num_decodes", batch.num_decodes, "a count of leading sequences with exactly one row each")
+    longest_query, longest = int(query_lens.max()), int(lens.max())
+    if longest_query > batch.max_query_len:
+        raise refuse("batch.max_query_len", batch.max_query_len, f">= {longest_query}")
+    if longest > batch.max_seq_len:
+        raise refuse("batch.max_seq_len", batch.max_seq_len, f">= {longest}")
+    # A sequence of length 0 is padding: its rows read nothing.
+    short = (lens > 0) & (lens < query_lens)
+    if int(lens.min()) < 0 or bool(short.any()):
+        index = int((short | (lens < 0)).nonzero()[0])
+        raise refuse(f"batch.seq_lens[{index}]", int(lens[index]), f">= its {int(query_lens[index])} rows (0: padding)")
+    capacity = batch.block_tables.shape[1] * block_size
+    if longest > capacity:
+        raise refuse("batch.seq_lens", f"{longest} at its longest", f"<= {capacity}, what block_tables can hold")
+    tables = batch.block_tables.cpu()
+    read = torch.arange(tables.shape[1]).unsqueeze(0) * block_size < lens.unsqueeze(1)
+    bad = read & ((tables < 1) | (tables >= num_blocks))
+    if bool(bad.any()):
+        row, column = (int(index) for index in bad.nonzero()[0])
+        raise refuse(f"batch.block_tables[{row}, {column}]", int(tables[row, column]), f"in [1, {num_blocks})")
+    check_slots(batch.slot_mapping.cpu(), num_blocks, block_size)

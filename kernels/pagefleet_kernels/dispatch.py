@@ -1,0 +1,60 @@
+"""Choosing a backend: once, by device and preference, logged."""
+
+import importlib
+import importlib.util
+import logging
+from collections.abc import Mapping
+from types import MappingProxyType
+
+import torch
+
+from pagefleet_kernels.backend import Backend
+from pagefleet_kernels.checks import refuse
+from pagefleet_kernels.errors import BackendUnavailable
+
+_logger = logging.getLogger(__name__)
+
+MODULES: Mapping[str, str] = MappingProxyType(
+    {
+        "triton": "pagefleet_kernels.triton",
+        "cpu": "pagefleet_kernels.cpu",
+        "reference": "pagefleet_kernels.reference",
+    }
+)
+"""Backend name -> package with `make_backend() -> Backend`, imported only when it is tried."""
+
+AUTO_ORDER: Mapping[str, tuple[str, ...]] = MappingProxyType(
+    {"cuda": ("triton", "reference"), "cpu": ("cpu", "reference")}
+)
+"""Device type -> backends in the order in which "auto" tries them."""
+
+
+def select_backend(device: torch.device, preference: str = "auto") -> Backend:
+    """The backend for a device. preference: auto (the fastest that can run here) or a backend's name.
+
+    Raises BackendUnavailable when the named one cannot run, KernelArgumentError for an unknown name.
+    """
+    if preference != "auto" and preference not in MODULES:
+        raise refuse("preference", repr(preference), f"auto or one of {', '.join(MODULES)}")
+    candidates = AUTO_ORDER.get(device.type, ("reference",)) if preference == "auto" else (preference,)
+    reasons: list[str] = []
+    for name in candidates:
+        try:
+            backend = _make(name)
+        except BackendUnavailable as error:
+            reasons.append(f"{name}: {error.reason}")
+            continue
+        level = logging.WARNING if reasons else logging.INFO
+        because = f" ({'; '.join(reasons)})" if reasons else ""
+        _logger.log(level, "attention backend %s on %s%s", backend.name, device, because)
+        return backend
+    raise BackendUnavailable("; ".join(reasons))
+
+
+def _make(name: str) -> Backend:
+    """Import a backend's package and make it; BackendUnavailable when the package is not part of this install."""
+    module_name = MODULES[name]
+    if importlib.util.find_spec(module_name) is None:
+        raise BackendUnavailable("not part of this install")
+    backend: Backend = importlib.import_module(module_name).make_backend()
+    return backend

@@ -1,0 +1,161 @@
+"""The one public signature of each op. Arguments are checked here, at the door; the backend trusts them.
+
+Every function takes the backend first: it is chosen once, by `dispatch.select_backend`, and passed along. A cache goes
+back only to the backend that allocated it. Checks of shape, dtype, device and stride cost no device work and always
+run. Checks of values (block ids, slots, lengths) read the tensors; they run with `check_bounds` (the default). A caller
+that runs many layers over one batch calls `check_batch` once and passes `check_bounds=False`.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from pagefleet_kernels.backend import Backend, KVCache, LinearFunction, LinearPacker
+from pagefleet_kernels.batch import AttentionBatch, KVShape
+from pagefleet_kernels.checks import (
+    check_batch,
+    check_batch_form,
+    check_block_geometry,
+    check_kv_shape,
+    check_positive,
+    check_slots,
+    check_tensor,
+    refuse,
+)
+
+__all__ = [
+    "allocate",
+    "bytes_per_block",
+    "check_batch",
+    "copy_blocks",
+    "pack_linear",
+    "paged_attention",
+    "write_kv",
+]
+
+
+def allocate(
+    backend: Backend,
+    shape: KVShape,
+    *,
+    num_blocks: int,
+    block_size: int,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> KVCache:
+    """Zeroed KV memory of one layer for num_blocks blocks, the null block 0 included (so num_blocks >= 2)."""
+    check_kv_shape(shape)
+    check_block_geometry(block_size, dtype)
+    if num_blocks < 2:
+        raise refuse("num_blocks", num_blocks, ">= 2 (block 0 is the null block)")
+    return backend.allocate(shape, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
+
+
+def bytes_per_block(backend: Backend, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:
+    """Bytes that one block of one layer takes in the backend's layout, padding included."""
+    check_kv_shape(shape)
+    check_block_geometry(block_size, dtype)
+    return backend.bytes_per_block(shape, block_size=block_size, dtype=dtype)
+
+
+def write_kv(
+    backend: Backend,
+    cache: KVCache,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    slot_mapping: torch.Tensor,
+    *,
+    check_bounds: bool = True,
+) -> None:
+    """Store key [T, Hkv, D] and value [T, Hkv, Dv] at slot_mapping int64 [T]; slot -1 is skipped.
+
+    key and value: the cache's dtype and device, last dimension contiguous, any stride above it. Slots are distinct.
+    Slots of the null block (0 <= slot < block_size) are refused. Raises KernelArgumentError.
+    """
+    shape = cache.shape
+    num_tokens = key.shape[0] if key.dim() else 0
+    check_tensor("key", key, (num_tokens, shape.num_kv_heads, shape.head_dim), cache.dtype, cache.device)
+    check_tensor("value", value, (num_tokens, shape.num_kv_heads, shape.v_head_dim), cache.dtype, cache.device)
+    check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, cache.device)
+    if check_bounds:
+        check_slots(slot_mapping, cache.num_blocks, cache.block_size)
+    backend.write_kv(cache, key, value, slot_mapping)
+
+
+def paged_attention(
+    backend: Backend,
+    query: torch.Tensor,
+    cache: KVCache,
+    batch: AttentionBatch,
+    *,
+    scale: float,
+    sliding_window: int | None = None,
+    softcap: float | None = None,
+    sinks: torch.Tensor | None = None,
+    check_bounds: bool = True,
+) -> torch.Tensor:
+    """Causal attention of query [T, Hq, D] over the cache -> a new [T, Hq, Dv] tensor in the query's dtype.
+
+    The rows' K and V must already be in the cache (`write_kv` first). query: the cache's dtype and device, last
+    dimension contiguous. Hq is a multiple of the cache's Hkv; query head h reads kv head h // (Hq // Hkv).
+    scale multiplies the scores. sliding_window w >= 1: a row at position p sees keys k with p - k < w.
+    softcap c > 0: scores become c * tanh(s / c). sinks [Hq], float: one extra logit per head in the softmax, without
+    value. Rows of padding (slot -1, in sequences with seq_len 0) come out as zeros. Raises KernelArgumentError.
+    """
+    shape = cache.shape
+    if query.dim() != 3:
+        raise refuse("query", f"shape {tuple(query.shape)}", "[T, Hq, D]")
+    num_rows, num_q_heads = query.shape[0], query.shape[1]
+    check_tensor("query", query, (num_rows, num_q_heads, shape.head_dim), cache.dtype, cache.device)
+    if num_q_heads == 0 or num_q_heads % shape.num_kv_heads:
+        raise refuse("query", f"{num_q_heads} heads", f"a multiple of the cache's {shape.num_kv_heads} kv heads")
+    check_batch_form(batch, num_rows, cache.device)
+    if not scale > 0.0 or scale == float("inf"):
+        raise refuse("scale", scale, "positive and finite")
+    if sliding_window is not None:
+        check_positive("sliding_window", sliding_window)
+    if softcap is not None and not softcap > 0.0:
+        raise refuse("softcap", softcap, "> 0, or None for no cap")
+    if sinks is not None:
+        if not sinks.dtype.is_floating_point:
+            raise refuse("sinks", f"dtype {sinks.dtype}", "a floating dtype")
+        check_tensor("sinks", sinks, (num_q_heads,), sinks.dtype, cache.device)
+    if check_bounds:
+        check_batch(batch, num_blocks=cache.num_blocks, block_size=cache.block_size)
+    return backend.paged_attention(
+        query, cache, batch, scale=scale, sliding_window=sliding_window, softcap=softcap, sinks=sinks
+    )
+
+
+def copy_blocks(backend: Backend, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
+    """Copy whole blocks, (source, destination) each. Destinations are distinct, not the null block, and no sources."""
+    sources = {source for source, _ in pairs}
+    seen: set[int] = set()
+    for index, (source, destination) in enumerate(pairs):
+        if not 0 <= source < cache.num_blocks:
+            raise refuse(f"pairs[{index}] source", source, f"in [0, {cache.num_blocks})")
+        if not 1 <= destination < cache.num_blocks:
+            raise refuse(f"pairs[{index}] destination", destination, f"in [1, {cache.num_blocks})")
+        if destination in seen:
+            raise refuse(f"pairs[{index}] destination", destination, "written once only")
+        if destination in sources:
+            raise refuse(f"pairs[{index}] destination", destination, "no source of the same call")
+        seen.add(destination)
+    if pairs:
+        backend.copy_blocks(cache, pairs)
+
+
+def pack_linear(backend: Backend, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction | None:
+    """weight [N, K], bias [N] or None -> a function x [..., K] -> [..., N]; None when the backend offers no better one.
+
+    The function holds its own copy: the caller may free the weight.
+    """
+    if weight.dim() != 2 or 0 in weight.shape:
+        raise refuse("weight", f"shape {tuple(weight.shape)}", "[N, K] with N, K >= 1")
+    if not weight.dtype.is_floating_point:
+        raise refuse("weight", f"dtype {weight.dtype}", "a floating dtype")
+    if bias is not None:
+        check_tensor("bias", bias, (weight.shape[0],), weight.dtype, weight.device)
+    if not isinstance(backend, LinearPacker):
+        return None
+    return backend.pack_linear(weight, bias)
