@@ -21,7 +21,7 @@ $(STAMP): pyproject.toml constraints.txt
 	touch $@
 
 demo: install
-	$(BIN)/python demo/run.py
+	$(BIN)/python -m demo
 
 test: install
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not long and not gpu"
