@@ -1,0 +1,277 @@
+"""Starts the engine process, sends it requests, hands out its tokens, and knows when it is dead."""
+
+import asyncio
+import itertools
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+
+from pagefleet_server.client.engine_process import EngineProcess
+from pagefleet_server.client.errors import EngineDeadError, EngineNotReadyError, RequestRefusedError
+from pagefleet_server.client.request_stream import RequestStream
+from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.engine.exit_code import describe_exit
+from pagefleet_server.frames import HEADER_BYTES, MAX_FRAME_BYTES, FrameError, encode_frame
+from pagefleet_server.settings import EngineSettings
+from pagefleet_server.wire import (
+    AbortRequests,
+    AddRequest,
+    Failed,
+    FromEngine,
+    Gauges,
+    Ready,
+    RequestOutput,
+    Starting,
+    StepDone,
+    Stop,
+    ToEngine,
+)
+
+ENGINE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_server.engine")
+REAP_SECONDS = 0.5
+"""After the socket closed, so long is waited for the exit code before the death is told without one."""
+
+
+class EngineClient:
+    """One engine process, seen from the API process's event loop. Every method must be called in that loop.
+
+    start() once, wait_ready(), then submit() as often as you like, stop() at the end. Nothing here blocks:
+    sending goes to the transport's buffer, whose size the caller bounds by refusing requests on `num_waiting`.
+    """
+
+    def __init__(
+        self,
+        settings: EngineSettings,
+        *,
+        command: Sequence[str] = ENGINE_COMMAND,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._settings = settings
+        self._command = tuple(command)
+        self._clock = clock
+        self._process: EngineProcess | None = None
+        self._writer: asyncio.StreamWriter | None = None
+        self._receiver: asyncio.Task[None] | None = None
+        self._streams: dict[str, RequestStream] = {}
+        self._step_observers: list[Callable[[StepDone], None]] = []
+        self._starting_observers: list[Callable[[Starting], None]] = []
+        self._ids = itertools.count()
+        self._num_sent = 0
+        self._failed_reason: str | None = None
+        self._stopping = False
+        self._changed = asyncio.Event()  # ready or dead
+        self.ready: Ready | None = None
+        """What the engine said when it was warm; None before."""
+        self.starting: Starting | None = None
+        """The latest progress of the start-up."""
+        self.gauges: Gauges | None = None
+        """The latest state; None before the first message with one."""
+        self.dead: EngineDeadError | None = None
+        """Why the engine is gone; None while it lives."""
+        self.last_message_time: float | None = None
+        """Clock time of the last message of any kind."""
+        self.on_death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
+        """Resolved (with a result, never an exception) when the engine ended unasked; stays pending after stop()."""
+
+    async def start(self) -> None:
+        """Start the process and return at once; wait_ready() follows its start-up. Call it from the main thread: the
+        engine asks the kernel to be killed when the thread that started it ends."""
+        if self._process is not None:
+            raise RuntimeError("start() was already called; make a new EngineClient")
+        ours, theirs = socket.socketpair()
+        with theirs:
+            self._process = await EngineProcess.spawn(
+                (
+                    *self._command,
+                    f"--fd={theirs.fileno()}",
+                    f"--parent-pid={os.getpid()}",
+                    f"--settings={msgspec.json.encode(self._settings).decode()}",
+                ),
+                inherit_fd=theirs.fileno(),
+            )
+        reader, self._writer = await asyncio.open_connection(sock=ours)
+        self.last_message_time = self._clock()
+        self._receiver = asyncio.create_task(self._receive(reader), name="engine-receiver")
+
+    async def wait_ready(self) -> Ready:
+        """Wait for the warm engine. Raises EngineDeadError with the reason when the start-up failed."""
+        while self.ready is None:
+            if self.dead is not None:
+                raise self.dead
+            self._changed.clear()
+            await self._changed.wait()
+        return self.ready
+
+    @property
+    def process_id(self) -> int | None:
+        """Of the engine; None before start()."""
+        return None if self._process is None else self._process.pid
+
+    @property
+    def last_message_age_seconds(self) -> float:
+        """Time since anything came. Above about 1.5 s a step is long; with work and far above, the engine hangs."""
+        return 0.0 if self.last_message_time is None else max(0.0, self._clock() - self.last_message_time)
+
+    @property
+    def num_unread(self) -> int:
+        """Requests sent that the engine had not read when it last spoke."""
+        return self._num_sent - (0 if self.gauges is None else self.gauges.num_added)
+
+    @property
+    def num_waiting(self) -> int:
+        """Accepted requests of which no token has been scheduled: unread ones plus the engine's own queue.
+        The one counter for admission, for the metric and for 503."""
+        return self.num_unread + (0 if self.gauges is None else self.gauges.num_waiting)
+
+    @property
+    def num_open(self) -> int:
+        """Streams that have not ended."""
+        return len(self._streams)
+
+    @property
+    def has_work(self) -> bool:
+        """True while an answer is owed: then silence means a hang."""
+        return bool(self._streams) or self.num_waiting > 0
+
+    def observe_steps(self, observer: Callable[[StepDone], None]) -> None:
+        """Call it with every StepDone, in order, after `gauges` is updated and before the streams get their tokens."""
+        self._step_observers.append(observer)
+
+    def observe_starting(self, observer: Callable[[Starting], None]) -> None:
+        """Call it with each piece of progress of the start-up."""
+        self._starting_observers.append(observer)
+
+    def submit(
+        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str | None = None
+    ) -> RequestStream:
+        """Send a request; iterate the result for its tokens. `request_id` must be new; None makes one.
+
+        Raises EngineNotReadyError, EngineDeadError, RequestRefusedError (empty, too long, or an unknown token).
+        """
+        if self.dead is not None:
+            raise self.dead
+        if self.ready is None:
+            raise EngineNotReadyError("the engine is still starting; try again when /readyz answers 200")
+        check_request(prompt_token_ids, sampling, self.ready)
+        if request_id is None:
+            request_id = f"r{next(self._ids)}"
+        if request_id in self._streams:
+            raise RequestRefusedError(f"request id {request_id!r} is in use; choose another")
+        stream = RequestStream(request_id, self.abort)
+        self._send(AddRequest(request_id, list(prompt_token_ids), sampling, self._clock()))
+        self._num_sent += 1
+        self._streams[request_id] = stream
+        return stream
+
+    def abort(self, request_id: str) -> None:
+        """End a request: its stream ends without another output, the engine frees its blocks within one step.
+        An unknown or finished id does nothing."""
+        stream = self._streams.pop(request_id, None)
+        if stream is None:
+            return
+        stream.close()
+        if self.dead is None:
+            self._send(AbortRequests([request_id]))
+
+    async def stop(self, timeout_seconds: float = 5.0) -> int | None:
+        """End the engine: ask, wait, then kill. Open streams get EngineDeadError. Gives its exit code, if started."""
+        self._stopping = True
+        if self._process is None:
+            return None
+        if self.dead is None:
+            self._send(Stop())
+        return_code = await self._process.stop(timeout_seconds)
+        if self._receiver is not None:
+            await self._receiver
+        return return_code
+
+    def _send(self, message: ToEngine) -> None:
+        if self._writer is not None and not self._writer.is_closing():
+            self._writer.write(encode_frame(message))
+
+    async def _receive(self, reader: asyncio.StreamReader) -> None:
+        decoder = msgspec.msgpack.Decoder(FromEngine)
+        reason: str | None = None
+        try:
+            while True:
+                length = int.from_bytes(await reader.readexactly(HEADER_BYTES), "big")
+                if length > MAX_FRAME_BYTES:
+                    raise FrameError(f"the engine announced {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
+                self._handle(decoder.decode(await reader.readexactly(length)))
+        except (asyncio.IncompleteReadError, ConnectionError):
+            pass  # the process has ended; its exit code says how
+        except (FrameError, msgspec.MsgspecError) as error:
+            reason = f"the engine's messages cannot be read: {error}"
+        finally:
+            await self._bury(reason)
+
+    def _handle(self, message: FromEngine) -> None:
+        self.last_message_time = self._clock()
+        match message:
+            case StepDone():
+                self.gauges = message.gauges
+                for step_observer in self._step_observers:
+                    step_observer(message)
+                for output in message.outputs:
+                    self._deliver(output)
+            case Starting():
+                self.starting = message
+                for starting_observer in self._starting_observers:
+                    starting_observer(message)
+            case Ready():
+                self.ready = message
+                self._changed.set()
+            case Failed():
+                self._failed_reason = message.reason
+
+    def _deliver(self, output: RequestOutput) -> None:
+        stream = self._streams.get(output.request_id)
+        if stream is None:
+            return  # aborted a moment ago
+        if output.finish_reason is not None:
+            del self._streams[output.request_id]
+        stream.put(output)
+
+    async def _bury(self, reason: str | None) -> None:
+        """The connection is over: learn why, tell everyone, leave no process."""
+        assert self._process is not None and self._writer is not None
+        if reason is not None:
+            self._process.kill()
+        return_code = await self._process.wait(REAP_SECONDS)
+        self._writer.close()
+        if return_code is None:
+            self._process.kill()
+        if reason is None:
+            ended = "its socket closed" if return_code is None else describe_exit(return_code)
+            reason = f"the engine ended with {ended}"
+            if self._failed_reason is not None:
+                reason = f"{self._failed_reason} ({reason})"
+        self.dead = EngineDeadError(reason, return_code=return_code)
+        streams, self._streams = self._streams, {}
+        for stream in streams.values():
+            stream.fail(self.dead)
+        self._changed.set()
+        if not self._stopping and not self.on_death.done():
+            self.on_death.set_result(self.dead)
+
+
+def check_request(prompt_token_ids: Sequence[int], sampling: SamplingParams, ready: Ready) -> None:
+    """Raise RequestRefusedError when the engine could never run it."""
+    num_prompt = len(prompt_token_ids)
+    if num_prompt == 0:
+        raise RequestRefusedError("the prompt has no tokens; at least 1 is needed")
+    if sampling.max_tokens < 1:
+        raise RequestRefusedError(f"max_tokens is {sampling.max_tokens}; at least 1 is needed")
+    if num_prompt + sampling.max_tokens > ready.max_model_len:
+        raise RequestRefusedError(
+            f"{num_prompt} prompt tokens plus max_tokens {sampling.max_tokens} are"
+            f" {num_prompt + sampling.max_tokens} tokens; the limit is {ready.max_model_len}"
+        )
+    low, high = min(prompt_token_ids), max(prompt_token_ids)
+    if low < 0 or high >= ready.vocab_size:
+        wrong = low if low < 0 else high
+        raise RequestRefusedError(f"token id {wrong} is not in the vocabulary (0..{ready.vocab_size - 1})")
