@@ -82,4 +82,4 @@ class LinearPacker(Protocol):
     """A backend that also offers linears with weights laid out for it. Optional: see `ops.pack_linear`."""
 
     def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction | None:
-        """weight [N, K] and bias [N] or None -> the linear, holding its own packed copy; None: this one gains nothing."""
+        """weight [N, K] and bias [N] or None -> the linear, holding its own packed copy; None: no gain here."""
