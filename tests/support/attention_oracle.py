@@ -8,13 +8,15 @@ import torch
 
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 
+SMALL = KVShape(num_kv_heads=2, head_dim=16, v_head_dim=16)
+
 
 @dataclass(frozen=True, slots=True)
 class Case:
     """One step: sequences as (rows of this step, length after it), decode sequences first."""
 
     sequences: tuple[tuple[int, int], ...]
-    shape: KVShape = KVShape(num_kv_heads=2, head_dim=16, v_head_dim=16)
+    shape: KVShape = SMALL
     num_q_heads: int = 6
     block_size: int = 16
     scale: float = 0.25

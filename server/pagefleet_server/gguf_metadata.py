@@ -1,0 +1,203 @@
+"""The key-value part of a GGUF file, read through mmap without numpy: tokenizer and limits in a few ten milliseconds.
+
+Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
+"""
+
+import mmap
+import struct
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from pagefleet_server.model_errors import ModelError
+
+_T = TypeVar("_T")
+
+MAGIC = b"GGUF"
+MAX_STRING_BYTES = 16 * 1024 * 1024
+MAX_KEYS = 65_536
+MAX_ARRAY_ITEMS = 8 * 1024 * 1024
+MAX_TENSORS = 1_000_000
+MAX_ARRAY_DEPTH = 4
+
+GGUFValue = bool | int | float | str | list["GGUFValue"]
+
+_SCALARS: Mapping[int, struct.Struct] = {
+    0: struct.Struct("<B"),
+    1: struct.Struct("<b"),
+    2: struct.Struct("<H"),
+    3: struct.Struct("<h"),
+    4: struct.Struct("<I"),
+    5: struct.Struct("<i"),
+    6: struct.Struct("<f"),
+    7: struct.Struct("<?"),
+    10: struct.Struct("<Q"),
+    11: struct.Struct("<q"),
+    12: struct.Struct("<d"),
+}
+_STRING, _ARRAY = 8, 9
+_U32, _U64 = _SCALARS[4], _SCALARS[10]
+
+_TENSOR_BLOCKS: Mapping[int, tuple[int, int]] = {
+    0: (1, 4),  # F32
+    1: (1, 2),  # F16
+    2: (32, 18),  # Q4_0
+    3: (32, 20),  # Q4_1
+    6: (32, 22),  # Q5_0
+    7: (32, 24),  # Q5_1
+    8: (32, 34),  # Q8_0
+    10: (256, 84),  # Q2_K
+    11: (256, 110),  # Q3_K
+    12: (256, 144),  # Q4_K
+    13: (256, 176),  # Q5_K
+    14: (256, 210),  # Q6_K
+    30: (1, 2),  # BF16
+}
+"""ggml type -> (elements, bytes) of one block; for types not listed only the start of the tensor is checked."""
+
+
+@dataclass(frozen=True, slots=True)
+class GGUFMetadata:
+    """What a GGUF file says about its model."""
+
+    path: Path
+    values: Mapping[str, GGUFValue]
+
+    def get_str(self, key: str) -> str | None:
+        """A string, None when the key is absent; ModelError for another type."""
+        return self._get(key, str)
+
+    def get_int(self, key: str) -> int | None:
+        """An integer, None when the key is absent; ModelError for another type."""
+        return self._get(key, int)
+
+    def get_bool(self, key: str) -> bool | None:
+        """A truth value, None when the key is absent; ModelError for another type."""
+        return self._get(key, bool)
+
+    def get_strings(self, key: str) -> list[str] | None:
+        """A list of strings, None when the key is absent; ModelError for another type."""
+        return self._get_list(key, str)
+
+    def get_ints(self, key: str) -> list[int] | None:
+        """A list of integers, None when the key is absent; ModelError for another type."""
+        return self._get_list(key, int)
+
+    def _get(self, key: str, kind: type[_T]) -> _T | None:
+        value = self.values.get(key)
+        if value is None:
+            return None
+        if not isinstance(value, kind):
+            raise ModelError(f"{self.path}: {key} is a {type(value).__name__}; expected a {kind.__name__}")
+        return value
+
+    def _get_list(self, key: str, kind: type[_T]) -> list[_T] | None:
+        values = self._get(key, list)
+        if values is None:
+            return None
+        checked = [value for value in values if isinstance(value, kind)]
+        if len(checked) != len(values):
+            raise ModelError(f"{self.path}: {key} holds items that are no {kind.__name__}")
+        return checked
+
+
+def read_gguf_metadata(path: Path) -> GGUFMetadata:
+    """Read keys and tensor table; check that the file holds every tensor it lists.
+
+    Raises ModelError naming the file for one that cannot be read, is no GGUF, is truncated or is absurd.
+    """
+    try:
+        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            return _Reader(data, path).read()
+    except OSError as error:
+        raise ModelError(f"{path}: cannot be read ({error.strerror or error}); check the path") from error
+    except ValueError as error:  # mmap of an empty file
+        raise ModelError(f"{path}: is empty or damaged ({error}); fetch it again") from error
+
+
+class _Reader:
+    """A cursor over the file."""
+
+    def __init__(self, data: mmap.mmap, path: Path) -> None:
+        self._data = data
+        self._path = path
+        self._at = 0
+
+    def read(self) -> GGUFMetadata:
+        if self._take(4) != MAGIC:
+            raise ModelError(f"{self._path}: is no GGUF file (it does not start with 'GGUF')")
+        version = self._number(_U32)
+        if version not in (2, 3):
+            raise ModelError(f"{self._path}: GGUF version {version}; versions 2 and 3 are read (little-endian)")
+        num_tensors = self._bounded(self._number(_U64), MAX_TENSORS, "tensors")
+        num_keys = self._bounded(self._number(_U64), MAX_KEYS, "keys")
+        values: dict[str, GGUFValue] = {}
+        for _ in range(num_keys):
+            key = self._string()
+            values[key] = self._value(self._number(_U32), depth=0)
+        metadata = GGUFMetadata(self._path, values)
+        self._check_tensors(num_tensors, metadata.get_int("general.alignment") or 32)
+        return metadata
+
+    def _check_tensors(self, count: int, alignment: int) -> None:
+        last = 0
+        for _ in range(count):
+            self._string()
+            dims = [self._number(_U64) for _ in range(self._bounded(self._number(_U32), 8, "tensor dimensions"))]
+            kind = self._number(_U32)
+            offset = self._number(_U64)
+            elements = 1
+            for dim in dims:
+                elements *= dim
+            per_block, block_bytes = _TENSOR_BLOCKS.get(kind, (1, 0))
+            last = max(last, offset + elements // per_block * block_bytes)
+        start = -(-self._at // alignment) * alignment
+        if count and start + last > len(self._data):
+            raise self._truncated(start + last)
+
+    def _value(self, kind: int, *, depth: int) -> GGUFValue:
+        if kind == _STRING:
+            return self._string()
+        if kind == _ARRAY:
+            if depth == MAX_ARRAY_DEPTH:
+                raise ModelError(f"{self._path}: arrays nested deeper than {MAX_ARRAY_DEPTH}; the file is damaged")
+            item = self._number(_U32)
+            count = self._bounded(self._number(_U64), MAX_ARRAY_ITEMS, "array items")
+            if item in _SCALARS:
+                form = struct.Struct(f"<{count}{_SCALARS[item].format[1:]}")
+                return list(form.unpack(self._take(form.size)))
+            read: Callable[[], GGUFValue] = (
+                self._string if item == _STRING else lambda: self._value(item, depth=depth + 1)
+            )
+            return [read() for _ in range(count)]
+        if kind not in _SCALARS:
+            raise ModelError(f"{self._path}: unknown value type {kind} at byte {self._at}; the file is damaged")
+        value: bool | int | float = _SCALARS[kind].unpack(self._take(_SCALARS[kind].size))[0]
+        return value
+
+    def _string(self) -> str:
+        length = self._bounded(self._number(_U64), MAX_STRING_BYTES, "string bytes")
+        return self._take(length).decode("utf-8", errors="replace")
+
+    def _number(self, form: struct.Struct) -> int:
+        number: int = form.unpack(self._take(form.size))[0]
+        return number
+
+    def _take(self, count: int) -> bytes:
+        end = self._at + count
+        if end > len(self._data):
+            raise self._truncated(end)
+        taken = self._data[self._at : end]
+        self._at = end
+        return taken
+
+    def _bounded(self, value: int, bound: int, what: str) -> int:
+        if value > bound:
+            raise ModelError(f"{self._path}: says {value} {what}, more than {bound}; the file is damaged")
+        return value
+
+    def _truncated(self, needed: int) -> ModelError:
+        return ModelError(
+            f"{self._path}: is truncated: {len(self._data)} bytes, at least {needed} needed; fetch it again"
+        )
