@@ -1,0 +1,154 @@
+"""The CPU backend: arguments into the library's calls."""
+
+import ctypes
+from collections.abc import Sequence
+
+import torch
+
+from pagefleet_kernels.backend import KVCache
+from pagefleet_kernels.batch import AttentionBatch, KVShape
+from pagefleet_kernels.cpu.cache import CpuCache, block_words, why_unsupported
+from pagefleet_kernels.cpu.library import AttentionCall, Library, WriteCall
+from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
+
+_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
+
+
+class CpuBackend:
+    """See backend.Backend. Holds the library and a thread count, no other state.
+
+    One row, one arithmetic: a row's result depends on its query, its keys and values and the layer's rule alone: not on
+    its neighbours in the batch, nor on whether it came as a decode or inside a prompt chunk, nor on the threads.
+    """
+
+    name = "cpu"
+
+    def __init__(self, library: Library, *, num_threads: int | None = None) -> None:
+        """num_threads: at most so many threads a call; None follows torch.get_num_threads()."""
+        if num_threads is not None and num_threads < 1:
+            raise KernelArgumentError(f"num_threads is {num_threads}; it must be >= 1, or None to follow torch")
+        self.library = library
+        self._num_threads = num_threads
+
+    @property
+    def num_threads(self) -> int:
+        """Threads that a call uses at most."""
+        return self._num_threads if self._num_threads is not None else torch.get_num_threads()
+
+    def allocate(
+        self, shape: KVShape, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> CpuCache:
+        """Zeroed KV memory of one layer, on huge pages where the system grants them.
+
+        Raises BackendUnavailable for what this backend cannot hold: another device than the CPU, see why_unsupported.
+        """
+        if device.type != "cpu":
+            raise BackendUnavailable(f"the CPU kernels hold no memory on {device}")
+        words_per_block = self._block_words(shape, block_size, dtype)
+        words = torch.empty(num_blocks, words_per_block, dtype=torch.int32, device=device)
+        self.library.functions.pagefleet_advise_huge_pages(words.data_ptr(), words.nbytes)
+        return CpuCache(shape=shape, block_size=block_size, dtype=dtype, words=words.zero_())
+
+    def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes that one block of one layer takes, padding included."""
+        return self._block_words(shape, block_size, dtype) * 4
+
+    def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store rows at their slots."""
+        own = _own(cache)
+        num_tokens = key.shape[0]
+        if num_tokens == 0:
+            return
+        slots = slot_mapping.contiguous()
+        call = WriteCall(
+            key.data_ptr(),
+            value.data_ptr(),
+            own.words.data_ptr(),
+            slots.data_ptr(),
+            key.stride(0),
+            key.stride(1),
+            value.stride(0),
+            value.stride(1),
+            num_tokens,
+            own.shape.num_kv_heads,
+            own.shape.head_dim,
+            own.shape.v_head_dim,
+            own.num_blocks,
+            own.block_size,
+            self.num_threads,
+        )
+        self.library.call("pagefleet_write_kv", ctypes.byref(call), _DTYPE_CODES[own.dtype])
+
+    def paged_attention(
+        self,
+        query: torch.Tensor,
+        cache: KVCache,
+        batch: AttentionBatch,
+        *,
+        scale: float,
+        sliding_window: int | None = None,
+        softcap: float | None = None,
+        sinks: torch.Tensor | None = None,
+    ) -> torch.Tensor:
+        """Causal attention, see src/row_block.h."""
+        own = _own(cache)
+        num_rows, num_q_heads = query.shape[0], query.shape[1]
+        out = torch.empty(num_rows, num_q_heads, own.shape.v_head_dim, dtype=query.dtype)
+        if num_rows == 0:
+            return out
+        starts, lens = batch.query_starts.contiguous(), batch.seq_lens.contiguous()
+        tables = batch.block_tables if batch.block_tables.stride(-1) == 1 else batch.block_tables.contiguous()
+        levels = None if sinks is None else sinks.to(torch.float32).contiguous()
+        call = AttentionCall(
+            query.data_ptr(),
+            out.data_ptr(),
+            own.words.data_ptr(),
+            starts.data_ptr(),
+            lens.data_ptr(),
+            tables.data_ptr(),
+            None if levels is None else levels.data_ptr(),
+            query.stride(0),
+            query.stride(1),
+            tables.stride(0),
+            num_rows,
+            lens.shape[0],
+            num_q_heads,
+            own.shape.num_kv_heads,
+            own.shape.head_dim,
+            own.shape.v_head_dim,
+            own.num_blocks,
+            own.block_size,
+            tables.shape[1],
+            0 if sliding_window is None else sliding_window,
+            self.num_threads,
+            scale,
+            0.0 if softcap is None else softcap,
+        )
+        self.library.call("pagefleet_attention", ctypes.byref(call), _DTYPE_CODES[own.dtype])
+        return out
+
+    def copy_blocks(self, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks."""
+        own = _own(cache)
+        flat = torch.tensor(pairs, dtype=torch.int64).reshape(-1)
+        self.library.call(
+            "pagefleet_copy_blocks",
+            own.words.data_ptr(),
+            flat.data_ptr(),
+            len(pairs),
+            own.num_blocks,
+            own.words.shape[1] * 4,
+        )
+
+    @staticmethod
+    def _block_words(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:
+        reason = why_unsupported(shape, block_size, dtype)
+        if reason is not None:
+            raise BackendUnavailable(reason)
+        return block_words(shape, block_size, dtype)
+
+
+def _own(cache: KVCache) -> CpuCache:
+    if not isinstance(cache, CpuCache):
+        raise KernelArgumentError(f"cache is a {type(cache).__name__}; it must be one that this backend allocated")
+    return cache

@@ -1,0 +1,115 @@
+// A thread pool that sleeps when idle. One job at a time; a caller that finds it busy works alone.
+//
+// A job is a number of units; each unit writes only what is its own, so which thread takes which unit never shows in
+// the results. Units are taken from a shared counter: a thread that the kernel descheduled delays one unit, not its
+// fixed share.
+#pragma once
+
+#include <unistd.h>
+
+#include <atomic>
+#include <condition_variable>
+#include <mutex>
+#include <system_error>
+#include <thread>
+
+namespace pagefleet {
+
+class Pool {
+   public:
+    using Function = void (*)(void* context, int unit);
+
+    // The process's pool. Never destroyed: its threads sleep until the process ends. A forked child gets a new one,
+    // since threads do not survive a fork.
+    static Pool& instance() {
+        static std::mutex guard;
+        static Pool* pool = nullptr;
+        static pid_t owner = 0;
+        std::lock_guard<std::mutex> hold(guard);
+        if (pool == nullptr || owner != getpid()) {
+            pool = new Pool;
+            owner = getpid();
+        }
+        return *pool;
+    }
+
+    // function(context, unit) for every unit in [0, num_units), on at most num_threads threads, this one included.
+    void run(int num_threads, int num_units, Function function, void* context) {
+        if (num_threads > num_units) num_threads = num_units;
+        std::unique_lock<std::mutex> turn(turn_, std::defer_lock);
+        if (num_threads <= 1 || !turn.try_lock()) {
+            for (int unit = 0; unit < num_units; ++unit) function(context, unit);
+            return;
+        }
+        {
+            std::lock_guard<std::mutex> hold(mutex_);
+            while (num_workers_ < num_threads - 1 && num_workers_ < kMaxWorkers && start_worker()) {
+            }
+            function_ = function;
+            context_ = context;
+            num_units_ = num_units;
+            next_.store(0, std::memory_order_relaxed);
+            seats_ = num_threads - 1;
+        }
+        wake_.notify_all();
+        take_units();
+        std::unique_lock<std::mutex> hold(mutex_);
+        seats_ = 0;  // whoever wakes up now finds nothing to do
+        done_.wait(hold, [this] { return active_ == 0; });
+    }
+
+   private:
+    static constexpr int kMaxWorkers = 255;
+
+    // False when the system grants no further thread: the job then runs on those there are.
+    bool start_worker() {
+        try {
+            std::thread([this] { work(); }).detach();
+        } catch (const std::system_error&) {
+            return false;
+        }
+        ++num_workers_;
+        return true;
+    }
+
+    void work() {
+        std::unique_lock<std::mutex> hold(mutex_);
+        for (;;) {
+            wake_.wait(hold, [this] { return seats_ > 0; });
+            --seats_;
+            ++active_;
+            hold.unlock();
+            take_units();
+            hold.lock();
+            if (--active_ == 0) done_.notify_one();
+        }
+    }
+
+    void take_units() {
+        for (;;) {
+            int unit = next_.fetch_add(1, std::memory_order_relaxed);
+            if (unit >= num_units_) return;
+            function_(context_, unit);
+        }
+    }
+
+    std::mutex turn_;  // held by the caller whose job is running
+    std::mutex mutex_;
+    std::condition_variable wake_, done_;
+    Function function_ = nullptr;
+    void* context_ = nullptr;
+    int num_units_ = 0;
+    int seats_ = 0;   // workers that may still join the job
+    int active_ = 0;  // workers in the job
+    int num_workers_ = 0;
+    std::atomic<int> next_{0};
+};
+
+// body(unit) for every unit.
+template <class Body>
+void parallel_for(int num_threads, int num_units, Body& body) {
+    Pool::instance().run(
+        num_threads, num_units, [](void* context, int unit) { (*static_cast<Body*>(context))(unit); }, &body);
+}
+
+}  // namespace pagefleet

@@ -1,0 +1,269 @@
+// Attention of a block of query rows that share one sequence and one KV head: flash attention over absolute positions.
+//
+//   positions   0 ............ 64 ............ 128 ....        512 ...
+//   spans       |---- 64 -----|---- 64 -------| ...            rescale points: one running maximum and sum per span
+//   splits      |------------------ 512 -----------------------|---- units of parallel work, folded in order
+//
+// One row, one arithmetic: spans and splits lie at absolute positions, a row's sums run token by token in order, and a
+// row's state is touched only by spans in which it sees a key. So a row comes out bit for bit the same alone (decode)
+// and among others (prefill), whoever computes which split.
+#pragma once
+
+#include <limits>
+
+#include "microkernel.h"
+
+namespace pagefleet {
+
+constexpr int kSpan = 64;                      // tokens
+constexpr int kSplit = 512;                    // tokens
+constexpr int kSpanTiles = kSpan / kTile;      // tiles
+constexpr int kBlockRows = 96;                 // rows of a block at most; a multiple of every kMaxRows
+constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
+
+inline float exp2_scalar(float x) {
+    float lanes[kLanes];
+    store(lanes, exp2(set1(x)));
+    return lanes[0];
+}
+
+// How scores are made of dot products; in units of log2.
+struct ScoreRule {
+    float scale;    // of the dot product; with a cap: scale / cap
+    float softcap;  // 0: none
+
+    ScoreRule(float raw_scale, float raw_softcap)
+        : scale(raw_softcap > 0.0f ? raw_scale / raw_softcap : raw_scale * kLog2E),
+          softcap(raw_softcap > 0.0f ? raw_softcap * kLog2E : 0.0f) {}
+
+    Vec apply(Vec dot) const {
+        Vec x = dot * set1(scale);
+        return softcap > 0.0f ? tanh(x) * set1(softcap) : x;
+    }
+};
+
+// Softmax so far of a number of rows: maximum (log2 units), sum per lane, weighted values. Floats laid out in one array.
+struct States {
+    float* max;     // [rows]
+    float* sums;    // [rows][16]
+    float* values;  // [rows][v_pad]
+
+    static size_t floats(int rows, int v_pad) { return static_cast<size_t>(rows) * (1 + kLanes + v_pad); }
+
+    States(float* base, int rows)
+        : max(base), sums(base + rows), values(base + static_cast<size_t>(rows) * (1 + kLanes)) {}
+
+    void clear(int rows, int v_pad) const {
+        for (int r = 0; r < rows; ++r) max[r] = kMinusInfinity;
+        std::memset(sums, 0, static_cast<size_t>(rows) * kLanes * sizeof(float));
+        std::memset(values, 0, static_cast<size_t>(rows) * v_pad * sizeof(float));
+    }
+};
+
+struct RowBlock {
+    int num_rows = 0;
+    const char* query[kBlockRows];
+    int low[kBlockRows], high[kBlockRows];  // the row sees keys at positions [low, high); none when high <= low
+    int first = 0, last = 0;                // the union of those ranges
+
+    void add(const char* q, int row_low, int row_high) {
+        query[num_rows] = q;
+        low[num_rows] = row_low;
+        high[num_rows] = row_high;
+        if (row_high > row_low) {
+            first = last == 0 || row_low < first ? row_low : first;
+            last = row_high > last ? row_high : last;
+        }
+        ++num_rows;
+    }
+    int first_split() const { return first / kSplit; }
+    int last_split() const { return (last + kSplit - 1) / kSplit; }
+    bool in_split(int row, int split) const {
+        return low[row] < (split + 1) * kSplit && high[row] > split * kSplit && high[row] > low[row];
+    }
+};
+
+// Reads one sequence's keys and values of one head through its block table.
+struct PagedTiles {
+    const uint32_t* kv;
+    const Layout* layout;
+    const int32_t* table;
+    int block_size, head;
+
+    const uint32_t* tile(int position) const {
+        int block = position / block_size;
+        return kv + layout->tile_offset(table[block], head, position % block_size / kTile);
+    }
+};
+
+// Weights of one row over one span. scores [64] become weights in place of `weights`, words as the dot product takes
+// them; only keys [low, high) of the span count, others weigh exactly zero. Updates maximum and sums, rescales values.
+template <class T>
+inline void softmax_span(const ScoreRule& rule, const float* scores, T* weights, int low, int high, float& max,
+                         float* sums, float* values, int v_pad) {
+    Vec s[kSpanTiles];
+    uint32_t masks[kSpanTiles];
+    Vec highest = set1(kMinusInfinity);
+    for (int i = 0; i < kSpanTiles; ++i) {
+        masks[i] = lane_mask(low - i * kTile, high - i * kTile);
+        if (masks[i] == 0) continue;
+        s[i] = select(masks[i], rule.apply(load(scores + i * kTile)), set1(kMinusInfinity));
+        highest = pagefleet::max(highest, s[i]);
+    }
+    float span_max = reduce_max(highest);
+    float new_max = span_max > max ? span_max : max;
+    float base = new_max == kMinusInfinity ? 0.0f : new_max;
+    Vec sum = load(sums);
+    if (new_max != max) {
+        Vec factor = exp2(set1(max - base));
+        sum = sum * factor;
+        for (int d = 0; d < v_pad; d += kLanes) store(values + d, load(values + d) * factor);
+        max = new_max;
+    }
+    for (int i = 0; i < kSpanTiles; ++i) {
+        Vec p = set1(0.0f);
+        if (masks[i] != 0) p = select(masks[i], exp2(s[i] - set1(base)), p);
+        store(weights + i * kTile, p);
+        // The sum of what is really used: rounding a weight then changes numerator and denominator alike.
+        sum = sum + load(weights + i * kTile);
+    }
+    store(sums, sum);
+}
+
+// R rows of a block, from `row` on, over one span.
+template <class T, int R>
+inline void attend_span(const RowBlock& block, int row, const ScoreRule& rule, const Layout& layout, int span,
+                        const uint32_t* const* k_tiles, const uint32_t* const* v_tiles, const States& states) {
+    constexpr int kPerWord = Element<T>::per_word;
+    alignas(64) float scores[R][kSpan];
+    alignas(64) T weights[R][kSpan];
+    int low[R], high[R], begin[R], end[R];
+    int span_low = kSpan, span_high = 0, joint_begin = 0, joint_end = kSpan;
+    for (int r = 0; r < R; ++r) {
+        low[r] = block.low[row + r] > span ? block.low[row + r] - span : 0;
+        high[r] = block.high[row + r] < span + kSpan ? block.high[row + r] - span : kSpan;
+        if (low[r] >= high[r]) low[r] = high[r] = 0;  // sees nothing here: its state stays as it is
+        begin[r] = (low[r] + kPerWord - 1) / kPerWord;
+        end[r] = high[r] / kPerWord;
+        joint_begin = begin[r] > joint_begin ? begin[r] : joint_begin;
+        joint_end = end[r] < joint_end ? end[r] : joint_end;
+        if (low[r] < high[r]) {
+            span_low = low[r] < span_low ? low[r] : span_low;
+            span_high = high[r] > span_high ? high[r] : span_high;
+        }
+    }
+    if (span_low >= span_high) return;
+
+    float* score_rows_of[R];
+    const char* weight_rows[R];
+    float* values[R];
+    for (int r = 0; r < R; ++r) {
+        score_rows_of[r] = scores[r];
+        weight_rows[r] = reinterpret_cast<const char*>(weights[r]);
+        values[r] = states.values + static_cast<size_t>(row + r) * layout.v_pad;
+    }
+    score_rows<T, R>(score_rows_of, block.query + row, k_tiles, span_low / kTile,
+                     (span_high + kTile - 1) / kTile, layout.k_words);
+    for (int r = 0; r < R; ++r) {
+        if (low[r] >= high[r]) continue;
+        softmax_span<T>(rule, scores[r], weights[r], low[r], high[r], states.max[row + r],
+                        states.sums + static_cast<size_t>(row + r) * kLanes, values[r], layout.v_pad);
+    }
+
+    // Words in which every row sees every token go together; before and after them each row takes its own, in order.
+    if (joint_begin > joint_end) joint_begin = joint_end;
+    for (int r = 0; r < R; ++r) {
+        if (low[r] >= high[r]) continue;
+        if (low[r] % kPerWord != 0)
+            value_edge<T>(values[r], weight_rows[r], v_tiles, low[r] / kPerWord, 0xffff0000u, layout.v_rows,
+                          layout.v_pad);
+        int stop = end[r] < joint_begin ? end[r] : joint_begin;
+        value_rows<T, 1>(values + r, weight_rows + r, v_tiles, begin[r], stop, layout.v_rows, layout.v_pad);
+    }
+    value_rows<T, R>(values, weight_rows, v_tiles, joint_begin, joint_end, layout.v_rows, layout.v_pad);
+    for (int r = 0; r < R; ++r) {
+        if (low[r] >= high[r]) continue;
+        int start = begin[r] > joint_end ? begin[r] : joint_end;
+        value_rows<T, 1>(values + r, weight_rows + r, v_tiles, start, end[r], layout.v_rows, layout.v_pad);
+        if (high[r] % kPerWord != 0)
+            value_edge<T>(values[r], weight_rows[r], v_tiles, high[r] / kPerWord, 0x0000ffffu, layout.v_rows,
+                          layout.v_pad);
+    }
+}
+
+template <class T>
+inline void attend_rows(int count, const RowBlock& block, int row, const ScoreRule& rule, const Layout& layout,
+                        int span, const uint32_t* const* k_tiles, const uint32_t* const* v_tiles,
+                        const States& states) {
+    switch (count) {
+#if defined(__AVX512F__)
+        case 6: return attend_span<T, 6>(block, row, rule, layout, span, k_tiles, v_tiles, states);
+        case 5: return attend_span<T, 5>(block, row, rule, layout, span, k_tiles, v_tiles, states);
+#endif
+        case 4: return attend_span<T, 4>(block, row, rule, layout, span, k_tiles, v_tiles, states);
+        case 3: return attend_span<T, 3>(block, row, rule, layout, span, k_tiles, v_tiles, states);
+        case 2: return attend_span<T, 2>(block, row, rule, layout, span, k_tiles, v_tiles, states);
+        default: return attend_span<T, 1>(block, row, rule, layout, span, k_tiles, v_tiles, states);
+    }
+}
+
+// One split of a block of rows, from a clear state.
+template <class T>
+void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const PagedTiles& tiles,
+                  const States& states) {
+    const Layout& layout = *tiles.layout;
+    states.clear(block.num_rows, layout.v_pad);
+    int begin = block.first > split * kSplit ? block.first : split * kSplit;
+    int end = block.last < (split + 1) * kSplit ? block.last : (split + 1) * kSplit;
+    for (int span = begin / kSpan * kSpan; span < end; span += kSpan) {
+        const uint32_t* k_tiles[kSpanTiles] = {};
+        const uint32_t* v_tiles[kSpanTiles] = {};
+        for (int i = 0; i < kSpanTiles; ++i) {
+            int position = span + i * kTile;
+            if (position + kTile <= begin || position >= end) continue;
+            k_tiles[i] = tiles.tile(position);
+            v_tiles[i] = k_tiles[i] + layout.k_tile_words();
+        }
+        for (int row = 0; row < block.num_rows; row += kMaxRows) {
+            int count = block.num_rows - row < kMaxRows ? block.num_rows - row : kMaxRows;
+            attend_rows<T>(count, block, row, rule, layout, span, k_tiles, v_tiles, states);
+        }
+    }
+}
+
+// Fold one split's state of a row into what the splits before it gave.
+inline void fold(const States& total, const States& part, int row, int v_pad) {
+    float* total_values = total.values + static_cast<size_t>(row) * v_pad;
+    const float* part_values = part.values + static_cast<size_t>(row) * v_pad;
+    float* total_sums = total.sums + static_cast<size_t>(row) * kLanes;
+    const float* part_sums = part.sums + static_cast<size_t>(row) * kLanes;
+    float new_max = part.max[row] > total.max[row] ? part.max[row] : total.max[row];
+    float base = new_max == kMinusInfinity ? 0.0f : new_max;
+    Vec old_factor = exp2(set1(total.max[row] - base));
+    Vec new_factor = exp2(set1(part.max[row] - base));
+    store(total_sums, fma(load(part_sums), new_factor, load(total_sums) * old_factor));
+    for (int d = 0; d < v_pad; d += kLanes)
+        store(total_values + d, fma(load(part_values + d), new_factor, load(total_values + d) * old_factor));
+    total.max[row] = new_max;
+}
+
+// A row's result: values / sum, the sink in the sum.
+template <class T>
+inline void finish(const States& states, int row, const float* sink, T* out, int v_head_dim, int v_pad) {
+    float sum = reduce_add(load(states.sums + static_cast<size_t>(row) * kLanes));
+    float factor = 1.0f;
+    if (sink != nullptr) {
+        float level = *sink * kLog2E;
+        float new_max = level > states.max[row] ? level : states.max[row];
+        factor = exp2_scalar(states.max[row] - new_max);
+        sum = sum * factor + exp2_scalar(level - new_max);
+    }
+    Vec scale = set1(factor / sum);
+    const float* values = states.values + static_cast<size_t>(row) * v_pad;
+    for (int d = 0; d < v_head_dim; d += kLanes) {
+        int n = v_head_dim - d < kLanes ? v_head_dim - d : kLanes;
+        store_part(out + d, load(values + d) * scale, n);
+    }
+}
+
+}  // namespace pagefleet
