@@ -1,9 +1,20 @@
 """Every setting of the server, by subject. A default lives here once; flags, environment and docs read it from here.
 
 `None` means "choose": the chosen value is computed at start, logged, and never written back here.
+Bounds stand in the annotation, so that the command line and a decoded document are checked by the same numbers.
 """
 
 from dataclasses import dataclass, field
+from typing import Annotated
+
+from msgspec import Meta
+
+
+@dataclass(frozen=True, slots=True)
+class Choices:
+    """Annotation of a text setting: the values it may have."""
+
+    values: tuple[str, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -14,15 +25,15 @@ class ModelSettings:
     """Hugging Face directory or .gguf file. Required."""
     served_model_name: str | None = None
     """Name in the API and in metrics labels. None: the last part of the path without suffix."""
-    device: str = "auto"
+    device: Annotated[str, Choices(("auto", "cpu", "cuda"))] = "auto"
     """auto, cpu or cuda. auto: cuda when a device is there."""
-    dtype: str = "auto"
+    dtype: Annotated[str, Choices(("auto", "bfloat16", "float16", "float32"))] = "auto"
     """auto, bfloat16, float16 or float32. auto: the checkpoint's; on a CPU without AVX512-BF16 float32."""
-    load_format: str = "auto"
+    load_format: Annotated[str, Choices(("auto", "dummy"))] = "auto"
     """auto or dummy. dummy: random weights from the configuration alone, seed 0 (benchmarks, tests)."""
-    max_model_len: int | None = None
+    max_model_len: Annotated[int, Meta(ge=1)] | None = None
     """Tokens of prompt plus output, >= 1. None: the model's own limit; always capped by what the blocks can hold."""
-    threads: int | None = None
+    threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Compute threads, >= 1. None: the CPUs this process may use (affinity and cgroup), CPU device only."""
 
 
@@ -30,13 +41,13 @@ class ModelSettings:
 class CacheSettings:
     """The KV cache. num_kv_blocks wins over kv_cache_memory_bytes."""
 
-    block_size: int = 16
+    block_size: Annotated[int, Meta(ge=8, le=256)] = 16
     """Tokens per block, a power of two, 8..256."""
-    kv_cache_memory_bytes: int | None = None
+    kv_cache_memory_bytes: Annotated[int, Meta(ge=1)] | None = None
     """Bytes for KV over all layers. None: 1 GiB on CPU, gpu_memory_utilization on CUDA."""
-    num_kv_blocks: int | None = None
+    num_kv_blocks: Annotated[int, Meta(ge=1)] | None = None
     """Usable blocks (the null block comes on top), >= 1. None: from the memory."""
-    gpu_memory_utilization: float = 0.9
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     """Part of the device's memory to use in all, (0, 1]; CUDA only."""
 
 
@@ -44,9 +55,9 @@ class CacheSettings:
 class SchedulerSettings:
     """Bounds of one engine step."""
 
-    max_num_seqs: int = 64
+    max_num_seqs: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Running requests at most, 1..4096."""
-    max_num_batched_tokens: int = 512
+    max_num_batched_tokens: Annotated[int, Meta(ge=1)] = 512
     """Tokens of one step at most; >= max_num_seqs so that every running request can decode."""
 
 
@@ -65,17 +76,19 @@ class HttpSettings:
 
     host: str = "127.0.0.1"
     """Listening address; the image sets 0.0.0.0."""
-    port: int = 8000
+    port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """0..65535; 0 picks a free one and logs it."""
-    max_queue: int = 256
+    max_queue: Annotated[int, Meta(ge=0)] = 256
     """Accepted requests that wait (none of their tokens scheduled) at most; beyond it 503. >= 0."""
-    max_body_bytes: int = 4 * 1024 * 1024
-    """Request bodies beyond it get 413."""
-    stall_seconds: float = 60.0
-    """/livez fails when there is work and the engine said nothing for so long."""
-    drain_delay_seconds: float = 10.0
+    max_body_bytes: Annotated[int, Meta(ge=1024)] = 4 * 1024 * 1024
+    """Request bodies beyond it get 413. >= 1 KiB."""
+    stall_seconds: Annotated[float, Meta(gt=0)] = 60.0
+    """/livez fails when there is work and the engine said nothing for so long. > 0."""
+    write_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    """A client that takes nothing from its stream for so long is dropped and its request aborted. > 0."""
+    drain_delay_seconds: Annotated[float, Meta(ge=0)] = 10.0
     """After SIGTERM new requests are still served for so long: endpoints lag. >= 0."""
-    drain_timeout_seconds: float = 300.0
+    drain_timeout_seconds: Annotated[float, Meta(ge=0)] = 300.0
     """What runs or waits may take so long to finish; then streams end with an error event. >= 0."""
 
 

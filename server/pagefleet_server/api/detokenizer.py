@@ -1,0 +1,86 @@
+"""From token ids to text, piece by piece: the pieces joined are the text, and no character is ever split."""
+
+from collections.abc import Callable, Sequence
+
+REPLACEMENT = "\ufffd"
+CONTEXT_TOKENS = 6
+"""Tokens in front that decide how the next one is written (leading spaces, byte runs)."""
+MAX_WINDOW_TOKENS = 64
+"""The window is cut even without a clean boundary: output that never forms a character must not cost more and more."""
+
+Decode = Callable[[list[int]], str]
+
+
+class Detokenizer:
+    """Text of one request's output.
+
+    Decodes a short window of recent tokens each time and gives out what is new. A trailing U+FFFD may be the start of
+    a character whose other bytes are still to come, so it is held back until it is replaced or something follows.
+    """
+
+    def __init__(self, decode: Decode, prompt_token_ids: Sequence[int] = ()) -> None:
+        self._decode = decode
+        self._window = _clean_tail(decode, prompt_token_ids)
+        self._prompt_text = decode(self._window) if self._window else ""
+        self._given = len(_stable(self._prompt_text))
+        """Characters of the window's text that are given out, or belong to the prompt."""
+        self._boundaries: list[int] = []
+        """Window lengths at which everything was given out."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete; may be empty."""
+        return "".join(self._step(token_id) for token_id in token_ids)
+
+    def flush(self) -> str:
+        """At the end: what was held back, unfinished characters as U+FFFD."""
+        text = self._decode(self._window) if self._window else ""
+        self._skip_prompt(text)
+        piece = text[self._given :]
+        self._given = len(text)
+        return piece
+
+    def _step(self, token_id: int) -> str:
+        self._window.append(token_id)
+        text = self._decode(self._window)
+        stable = _stable(text)
+        piece = ""
+        if len(stable) > self._given:
+            self._skip_prompt(text)
+            piece = stable[self._given :]
+            self._given = max(self._given, len(stable))
+        if len(stable) == len(text):
+            self._boundaries.append(len(self._window))
+        self._trim()
+        return piece
+
+    def _skip_prompt(self, text: str) -> None:
+        """A prompt may end inside a character: when the output does not complete it, its U+FFFD is not the output's."""
+        if self._prompt_text and text.startswith(self._prompt_text):
+            self._given = max(self._given, len(self._prompt_text))
+        self._prompt_text = ""
+
+    def _trim(self) -> None:
+        """Start the window later, at a boundary that leaves enough context."""
+        if len(self._window) < 2 * CONTEXT_TOKENS:
+            return
+        cut = max((b for b in self._boundaries if b <= len(self._window) - CONTEXT_TOKENS), default=0)
+        if not cut and len(self._window) >= MAX_WINDOW_TOKENS:
+            cut = len(self._window) - CONTEXT_TOKENS
+        if cut:
+            del self._window[:cut]
+            self._boundaries = [b - cut for b in self._boundaries if b > cut]
+            self._given = len(_stable(self._decode(self._window)))
+
+
+def _stable(text: str) -> str:
+    """Without the trailing U+FFFD: byte fallback writes one for each byte of the unfinished character."""
+    return text.rstrip(REPLACEMENT)
+
+
+def _clean_tail(decode: Decode, token_ids: Sequence[int]) -> list[int]:
+    """Up to CONTEXT_TOKENS last tokens that do not begin inside a character."""
+    for length in range(min(CONTEXT_TOKENS, len(token_ids)), 0, -1):
+        tail = list(token_ids[-length:])
+        if not decode(tail).startswith(REPLACEMENT):
+            return tail
+    return []

@@ -1,0 +1,111 @@
+"""Body of POST /v1/chat/completions, and messages as templates read them."""
+
+import json
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, model_validator
+
+from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.protocol.sampling import Flag, SamplingBody
+
+MAX_MESSAGES = 4096
+
+
+class ContentPart(BaseModel):
+    """A part of a message's content; only text is served."""
+
+    model_config = ConfigDict(extra="ignore")
+    type: str
+    text: str | None = None
+
+
+def _content_shape(value: Any) -> str | None:
+    return "one-text" if isinstance(value, str) else "many-parts" if isinstance(value, list) else None
+
+
+Content = Annotated[
+    Annotated[str, Tag("one-text")] | Annotated[list[ContentPart], Tag("many-parts")],
+    Discriminator(
+        _content_shape,
+        custom_error_type="content_shape",
+        custom_error_message="must be a text or a list of parts",
+    ),
+]
+
+
+class Message(BaseModel):
+    """One message of the conversation."""
+
+    model_config = ConfigDict(extra="ignore")
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Content | None = None
+    name: str | None = None
+    tool_calls: list[dict[str, JsonValue]] | None = None
+    tool_call_id: str | None = None
+    reasoning_content: str | None = None
+
+    def to_template(self, index: int) -> dict[str, Any]:
+        """The dict that chat templates expect: content as one text, tool call arguments as objects."""
+        shown: dict[str, Any] = {"role": self.role, "content": self._text(index)}
+        for name in ("name", "tool_call_id", "reasoning_content"):
+            if (value := getattr(self, name)) is not None:
+                shown[name] = value
+        if self.tool_calls:
+            shown["tool_calls"] = [_with_parsed_arguments(call, index) for call in self.tool_calls]
+        return shown
+
+    def _text(self, index: int) -> str:
+        if self.content is None:
+            if self.role == "assistant":
+                return ""
+            raise BadRequestError("content is missing", param=f"messages[{index}].content")
+        if isinstance(self.content, str):
+            return self.content
+        for number, part in enumerate(self.content):
+            if part.type != "text" or part.text is None:
+                raise BadRequestError(
+                    f"content part of type {part.type[:40]!r} is not supported; this model reads only text parts",
+                    param=f"messages[{index}].content[{number}]",
+                )
+        return "\n".join(part.text for part in self.content if part.text is not None)
+
+
+def _with_parsed_arguments(call: dict[str, Any], index: int) -> dict[str, Any]:
+    function = call.get("function")
+    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+        return call
+    try:
+        arguments = json.loads(function["arguments"] or "{}")
+    except ValueError as error:
+        raise BadRequestError(
+            f"arguments of a tool call are no JSON: {error}", param=f"messages[{index}].tool_calls"
+        ) from error
+    return {**call, "function": {**function, "arguments": arguments}}
+
+
+class ChatBody(SamplingBody):
+    """The conversation, rendered by the model's own template."""
+
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
+    """Wins over max_tokens. Neither: the rest of the context."""
+    add_generation_prompt: Flag = True
+    continue_final_message: Flag = False
+    """The output continues the last message; needs add_generation_prompt: false."""
+    add_special_tokens: Flag = False
+    """Templates write special tokens themselves."""
+    chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
+    documents: list[dict[str, JsonValue]] | None = None
+    reasoning_effort: str | None = None
+    """Given to the template."""
+
+    @model_validator(mode="after")
+    def _check_prompt_end(self) -> "ChatBody":
+        if self.add_generation_prompt and self.continue_final_message:
+            raise ValueError("continue_final_message needs add_generation_prompt: false")
+        return self
+
+    @property
+    def template_messages(self) -> list[dict[str, Any]]:
+        """Raises BadRequestError for content that is not text."""
+        return [message.to_template(index) for index, message in enumerate(self.messages)]

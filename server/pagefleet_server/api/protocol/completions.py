@@ -1,0 +1,58 @@
+"""Body of POST /v1/completions."""
+
+from typing import Annotated, Any
+
+from pydantic import Discriminator, Field, Tag
+
+from pagefleet_server.api.protocol.sampling import Flag, SamplingBody, TokenId
+
+MAX_PROMPTS = 1024
+DEFAULT_MAX_TOKENS = 16
+
+
+def _prompt_shape(value: Any) -> str | None:
+    if isinstance(value, str):
+        return "one-text"
+    first = value[0] if isinstance(value, list) and value else None
+    if isinstance(first, bool):
+        return None
+    shapes = {str: "many-texts", int: "one-id-list", list: "many-id-lists"}
+    return next((shape for kind, shape in shapes.items() if isinstance(first, kind)), None)
+
+
+TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+Prompt = Annotated[
+    Annotated[str, Tag("one-text")]
+    | Annotated[TokenIds, Tag("one-id-list")]
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("many-texts")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("many-id-lists")],
+    Discriminator(
+        _prompt_shape,
+        custom_error_type="prompt_shape",
+        custom_error_message="must be a text, a list of texts, token ids, or a list of lists of token ids; not empty",
+    ),
+]
+
+
+class CompletionBody(SamplingBody):
+    """`prompt`: a text, a list of texts, token ids, or a list of lists of token ids."""
+
+    prompt: Prompt
+    echo: Flag = False
+    """The prompt's text in front of the output."""
+    add_special_tokens: Flag = True
+    """Text prompts get what the tokenizer adds, such as a BOS token."""
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """One entry for each prompt."""
+        if isinstance(self.prompt, str):
+            return [self.prompt]
+        prompts: list[str | list[int]] = []
+        ids: list[int] = []
+        for item in self.prompt:
+            if isinstance(item, int):
+                ids.append(item)
+            else:
+                prompts.append(item)
+        return [ids] if ids else prompts

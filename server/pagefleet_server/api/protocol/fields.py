@@ -1,0 +1,115 @@
+"""Fields of request bodies that the models do not declare: which are refused, and which change nothing.
+
+A field that would change the result is refused unless it has a value that asks for nothing.
+"""
+
+from collections.abc import Mapping
+from typing import Final
+
+from pagefleet_server.api.errors import BadRequestError
+
+REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
+    # OpenAI
+    "audio": (None,),
+    "best_of": (None, 1),
+    "frequency_penalty": (None, 0),
+    "function_call": (None, "none"),
+    "functions": (None, []),
+    "logit_bias": (None, {}),
+    "logprobs": (None, False),
+    "modalities": (None, ["text"]),
+    "presence_penalty": (None, 0),
+    "response_format": (None, {"type": "text"}),
+    "suffix": (None, ""),
+    "tool_choice": (None, "none", "auto"),
+    "tools": (None, []),
+    "top_logprobs": (None, 0),
+    "verbosity": (None, "medium"),
+    "web_search_options": (None,),
+    # vLLM
+    "allowed_token_ids": (None,),
+    "bad_words": (None, []),
+    "cache_salt": (None,),
+    "chat_template": (None,),
+    "guided_choice": (None,),
+    "guided_grammar": (None,),
+    "guided_json": (None,),
+    "guided_regex": (None,),
+    "length_penalty": (None, 1),
+    "logits_processors": (None, []),
+    "media_io_kwargs": (None,),
+    "min_p": (None, 0),
+    "mm_processor_kwargs": (None,),
+    "priority": (None, 0),
+    "prompt_embeds": (None,),
+    "prompt_logprobs": (None,),
+    "repetition_detection": (None,),
+    "repetition_penalty": (None, 1),
+    "return_tokens_as_token_ids": (None, False),
+    "spaces_between_special_tokens": (None, True),
+    "structural_tag": (None,),
+    "structured_outputs": (None,),
+    "thinking_token_budget": (None,),
+    "truncate_prompt_tokens": (None,),
+    "use_beam_search": (None, False),
+    "vllm_xargs": (None,),
+}
+"""Field -> values that ask for nothing. Any other value is answered with 400."""
+
+HARMLESS: Final[frozenset[str]] = frozenset(
+    {
+        "guided_decoding_backend",
+        "include_reasoning",
+        "metadata",
+        "parallel_tool_calls",
+        "prediction",
+        "prompt_cache_key",
+        "prompt_cache_retention",
+        "request_id",
+        "safety_identifier",
+        "service_tier",
+        "store",
+        "user",
+    }
+)
+"""Fields that change no result here: they are about accounts, storage or speed."""
+
+MAX_NAMES = 256
+MAX_NAME_CHARS = 64
+
+
+def check_extra(extra: Mapping[str, object]) -> list[str]:
+    """Names that nobody knows, sorted. Raises BadRequestError for a field that would change the result."""
+    unknown = []
+    for name, value in extra.items():
+        if name in REFUSED:
+            if not any(_same(value, neutral) for neutral in REFUSED[name]):
+                raise BadRequestError(
+                    f"{name} is not supported by this server; leave it out",
+                    param=name,
+                    code="unsupported_parameter",
+                )
+        elif name not in HARMLESS:
+            unknown.append(name)
+    return sorted(unknown)
+
+
+def _same(value: object, neutral: object) -> bool:
+    """0 and 0.0 are the same, False and 0 are not."""
+    return value == neutral and isinstance(value, bool) == isinstance(neutral, bool)
+
+
+class UnknownFields:
+    """Remembers which unknown names have been told, so that each is told once; bounded."""
+
+    def __init__(self) -> None:
+        self._told: set[str] = set()
+
+    def fresh(self, names: list[str]) -> list[str]:
+        """Those never given before, shortened for the log."""
+        new = []
+        for name in (name[:MAX_NAME_CHARS] for name in names):
+            if name not in self._told and len(self._told) < MAX_NAMES:
+                self._told.add(name)
+                new.append(name)
+        return new

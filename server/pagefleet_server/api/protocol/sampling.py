@@ -1,0 +1,93 @@
+"""What completions and chat share: how tokens are drawn, when the output ends, how it is sent."""
+
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+MAX_STOPS = 32
+MAX_STOP_CHARS = 256
+MAX_STOP_TOKEN_IDS = 256
+MAX_CHOICES = 128
+"""Of one prompt (`n`)."""
+INT64 = 2**63
+
+
+def _as_list(value: object) -> object:
+    return [value] if isinstance(value, str) else value
+
+
+def _check_stops(stops: list[str] | None) -> list[str] | None:
+    if stops is not None and "" in stops:
+        raise ValueError("a stop string must not be empty")
+    return stops
+
+
+StopString = Annotated[str, Field(max_length=MAX_STOP_CHARS)]
+Stops = Annotated[
+    list[StopString] | None,
+    Field(max_length=MAX_STOPS),
+    BeforeValidator(_as_list, json_schema_input_type=StopString | list[StopString] | None),
+    AfterValidator(_check_stops),
+]
+TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
+Flag = Annotated[bool, Field(strict=True)]
+
+
+class StreamOptions(BaseModel):
+    """How a stream tells its usage."""
+
+    model_config = ConfigDict(extra="ignore")
+    include_usage: Flag = False
+    """One more event at the end with `usage` and no choices."""
+    continuous_usage_stats: Flag = False
+    """`usage` so far in every event; needs include_usage."""
+
+
+class SamplingBody(BaseModel):
+    """Base of the two generation bodies. Null means the default, as in OpenAI's API."""
+
+    model_config = ConfigDict(extra="allow", strict=True)
+
+    model: Annotated[str, Field(max_length=1024)] | None = None
+    """Must be the served name when given."""
+    stream: Flag = False
+    stream_options: StreamOptions | None = None
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
+    temperature: Annotated[float, Field(ge=0, le=100, allow_inf_nan=False)] = 1.0
+    """0 is greedy."""
+    top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
+    top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
+    """0 and -1 keep all."""
+    seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
+    """Choice i is drawn with seed + i."""
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    stop: Stops = None
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    include_stop_str_in_output: Flag = False
+    ignore_eos: Flag = False
+    min_tokens: Annotated[int, Field(ge=0)] = 0
+    skip_special_tokens: Flag = True
+    return_token_ids: Flag = False
+    """Token ids of prompt and output beside the text."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _drop_nulls(cls, body: Any) -> Any:
+        """`"stop": null` means that the field is not given."""
+        return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
+
+    @model_validator(mode="after")
+    def _check_stream_options(self) -> "SamplingBody":
+        if self.stream_options is not None and not self.stream:
+            raise ValueError("stream_options are only allowed with stream: true")
+        return self
+
+    @property
+    def wants_usage(self) -> bool:
+        """Whether a stream ends with a usage event."""
+        return self.stream_options is not None and self.stream_options.include_usage
+
+    @property
+    def wants_continuous_usage(self) -> bool:
+        """Whether every event of a stream has the usage so far."""
+        return self.wants_usage and self.stream_options is not None and self.stream_options.continuous_usage_stats

@@ -1,0 +1,13 @@
+"""Server-sent events as OpenAI clients read them."""
+
+HEADERS = {
+    "Content-Type": "text/event-stream; charset=utf-8",
+    "Cache-Control": "no-cache",
+    "X-Accel-Buffering": "no",
+}
+DONE = b"data: [DONE]\n\n"
+
+
+def encode_event(document: str) -> bytes:
+    """One event. JSON escapes every line break, so the document is one line."""
+    return b"data: " + document.encode() + b"\n\n"

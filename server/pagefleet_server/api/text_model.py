@@ -1,0 +1,67 @@
+"""The model's text side: template and tokenizer. Work that may take long runs in threads, never on the event loop."""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, TypeVar
+
+from pagefleet_server.api.chat_template import ChatTemplate
+from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.lengths import check_text_bytes
+from pagefleet_server.tokenizer import LoadedTokenizer, load_tokenizer
+
+Result = TypeVar("Result")
+
+
+class TextModel:
+    """encode() and render() run in `pool`; decode() is for a handful of tokens and runs where it is called."""
+
+    def __init__(self, loaded: LoadedTokenizer, pool: ThreadPoolExecutor) -> None:
+        self._loaded = loaded
+        self._pool = pool
+        tokens = {"bos_token": loaded.bos_token, "eos_token": loaded.eos_token}
+        self._template = (
+            ChatTemplate(loaded.chat_template, special_tokens={k: v for k, v in tokens.items() if v is not None})
+            if loaded.chat_template is not None
+            else None
+        )
+        self.max_token_bytes = max(len(token.encode()) for token in loaded.tokenizer.get_vocab())
+        """No token stands for more bytes of text (byte-level vocabularies write a byte as one or two: still a bound)."""
+
+    async def encode(self, text: str, *, add_special_tokens: bool, max_model_len: int) -> list[int]:
+        """Token ids. Raises BadRequestError for a text that cannot fit, without tokenising it."""
+        return await self._in_thread(lambda: self._encode(text, add_special_tokens, max_model_len))
+
+    async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
+        """The prompt text of a conversation; options of ChatTemplate.render. Raises BadRequestError."""
+        template = self._template
+        if template is None:
+            raise BadRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
+        return await self._in_thread(lambda: template.render(messages, **options))
+
+    def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Text of a few tokens."""
+        text: str = self._loaded.tokenizer.decode(token_ids, skip_special_tokens=skip_special_tokens)
+        return text
+
+    async def decode_long(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
+        """Text of any number of tokens."""
+        return await self._in_thread(lambda: self.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+        """Tokens as the vocabulary writes them."""
+        return [self._loaded.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+
+    def _encode(self, text: str, add_special_tokens: bool, max_model_len: int) -> list[int]:
+        check_text_bytes(len(text.encode()), max_token_bytes=self.max_token_bytes, max_model_len=max_model_len)
+        ids: list[int] = self._loaded.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
+        return ids
+
+    async def _in_thread(self, work: Callable[[], Result]) -> Result:
+        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+
+
+def load_text_model(path: Path, pool: ThreadPoolExecutor) -> TextModel:
+    """Blocking. Raises ModelError, or BadRequestError for a broken template."""
+    return TextModel(load_tokenizer(path), pool)

@@ -1,0 +1,156 @@
+"""Follows every request from the door to its end: one count of what waits, one place that moves the metrics."""
+
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from pagefleet_server.api.admission import FinishRate, Load
+from pagefleet_server.api.metrics import Metrics
+from pagefleet_server.wire import Gauges, RequestOutput, StepDone
+
+
+@dataclass(slots=True)
+class Timing:
+    """When things happened to one request; clock seconds."""
+
+    arrival: float
+    num_prompt: int
+    first_scheduled: float | None = None
+    first_token: float | None = None
+    last_token: float | None = None
+    num_tokens: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A request that was sent to the engine and not read yet."""
+
+    ordinal: int
+    """0 for the first one ever sent."""
+    arrival: float
+    num_blocks: int
+
+
+class Tracker:
+    """Counts: `arriving` (accepted, still being tokenised), unread (sent), and what the engine says."""
+
+    def __init__(self, metrics: Metrics, *, clock: Callable[[], float]) -> None:
+        self._metrics = metrics
+        self._clock = clock
+        self._timings: dict[str, Timing] = {}
+        self._unread: deque[Unread] = deque()
+        self._num_sent = 0
+        self._arriving: dict[object, tuple[int, float]] = {}
+        self.rate = FinishRate(clock)
+        self.gauges: Gauges | None = None
+        """The engine's last word; None before it, and after its death."""
+
+    def arrive(self, key: object, count: int) -> float:
+        """`count` requests are accepted under `key`; gives their arrival time."""
+        now = self._clock()
+        self._arriving[key] = (count, now)
+        return now
+
+    def sent(self, request_id: str, *, arrival: float, num_prompt: int, block_size: int) -> None:
+        """One request is on its way to the engine."""
+        self._timings[request_id] = Timing(arrival, num_prompt)
+        self._unread.append(Unread(self._num_sent, arrival, -(-num_prompt // block_size)))
+        self._num_sent += 1
+
+    def left_door(self, key: object) -> None:
+        """All of `key` are sent, or will never be."""
+        self._arriving.pop(key, None)
+
+    def ended(self, request_id: str, reason: str) -> None:
+        """A request ends for a reason of the API's own: a stop string, a client that left, an error. Idempotent."""
+        timing = self._timings.pop(request_id, None)
+        if timing is None:
+            return
+        self._metrics.finished(reason)
+        self.rate.note()
+        if reason == "stop" and timing.last_token is not None:
+            self._observe_end(timing, timing.last_token)
+
+    def on_step(self, step: StepDone) -> None:
+        """Every message of the running engine."""
+        self.gauges = step.gauges
+        while self._unread and self._unread[0].ordinal < step.gauges.num_added:
+            self._unread.popleft()
+        if step.step_seconds is not None:
+            self._metrics.step_seconds.observe(step.step_seconds)
+            self._metrics.iteration_tokens.observe(step.step_tokens)
+        for output in step.outputs:
+            self._on_output(output, step.time)
+
+    def on_death(self) -> None:
+        """The engine is gone, with everything in it."""
+        self.gauges = None
+        self._unread.clear()
+
+    @property
+    def load(self) -> Load:
+        """For admission."""
+        gauges = self.gauges
+        return Load(
+            running=0 if gauges is None else gauges.num_running,
+            waiting=0 if gauges is None else gauges.num_waiting,
+            unread=len(self._unread) + sum(count for count, _ in self._arriving.values()),
+        )
+
+    @property
+    def num_waiting(self) -> int:
+        """Accepted requests of which nothing has been computed."""
+        load = self.load
+        return load.waiting + load.unread
+
+    @property
+    def blocks_waiting(self) -> int:
+        """New blocks that they will need; those of prompts still being tokenised are not known, one each is counted."""
+        queued = 0 if self.gauges is None else self.gauges.blocks_waiting
+        unread = sum(item.num_blocks for item in self._unread)
+        return queued + unread + sum(count for count, _ in self._arriving.values())
+
+    @property
+    def oldest_waiting_seconds(self) -> float:
+        """Age of the oldest of them, 0 when nothing waits."""
+        arrivals = [arrival for _, arrival in self._arriving.values()]
+        arrivals += [item.arrival for item in self._unread]
+        if self.gauges is not None and self.gauges.oldest_waiting_arrival is not None:
+            arrivals.append(self.gauges.oldest_waiting_arrival)
+        return max(0.0, self._clock() - min(arrivals)) if arrivals else 0.0
+
+    def _on_output(self, output: RequestOutput, now: float) -> None:
+        timing = self._timings.get(output.request_id)
+        if timing is None:
+            return  # ended by the API a moment ago
+        metrics = self._metrics
+        if output.first_scheduled_time is not None and timing.first_scheduled is None:
+            timing.first_scheduled = output.first_scheduled_time
+            metrics.queue_time.observe(max(0.0, timing.first_scheduled - timing.arrival))
+        if output.token_ids:
+            metrics.generation_tokens.inc(len(output.token_ids))
+            timing.num_tokens += len(output.token_ids)
+            if timing.last_token is None:
+                timing.first_token = now
+                metrics.prompt_tokens.inc(timing.num_prompt)
+                metrics.first_token.observe(max(0.0, now - timing.arrival))
+            else:
+                metrics.token_gap.observe(max(0.0, now - timing.last_token))
+            timing.last_token = now
+        if output.finish_reason is not None:
+            del self._timings[output.request_id]
+            metrics.finished(output.finish_reason)
+            self.rate.note()
+            self._observe_end(timing, now)
+
+    def _observe_end(self, timing: Timing, now: float) -> None:
+        metrics = self._metrics
+        metrics.end_to_end.observe(max(0.0, now - timing.arrival))
+        if timing.first_token is None:
+            return
+        scheduled = timing.arrival if timing.first_scheduled is None else timing.first_scheduled
+        metrics.prefill_time.observe(max(0.0, timing.first_token - scheduled))
+        metrics.decode_time.observe(max(0.0, now - timing.first_token))
+        metrics.inference_time.observe(max(0.0, now - scheduled))
+        if timing.num_tokens > 1:
+            metrics.mean_token_gap.observe(max(0.0, now - timing.first_token) / (timing.num_tokens - 1))

@@ -1,0 +1,208 @@
+"""Command line and environment, generated from the settings: precedence is flag, then environment, then default."""
+
+import argparse
+import ast
+import inspect
+import re
+import textwrap
+import types
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, fields, is_dataclass
+from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+
+import msgspec
+
+from pagefleet_server.settings import Choices, ServerSettings
+
+ENV_PREFIX = "PAGEFLEET_"
+SERVICE_LINK = "tcp://"
+"""Kubernetes gives pods PAGEFLEET_PORT=tcp://... when a Service of that namespace is named pagefleet: not ours."""
+SIZE_UNITS = {"": 1, "b": 1}
+SIZE_UNITS |= {f"{u}ib": 1024**i for i, u in enumerate("kmgt", 1)}
+SIZE_UNITS |= {f"{u}i": 1024**i for i, u in enumerate("kmgt", 1)}
+SIZE_UNITS |= {f"{u}b": 1000**i for i, u in enumerate("kmgt", 1)}
+
+
+class BadSettingError(Exception):
+    """A flag or variable has a value that cannot be used; the message has what, value and bound."""
+
+
+@dataclass(frozen=True, slots=True)
+class Flag:
+    """One setting as the command line sees it."""
+
+    path: tuple[str, ...]
+    """Field names from ServerSettings down."""
+    name: str
+    """Without dashes in front, the unit's suffix dropped: `kv-cache-memory`."""
+    kind: type
+    """str, int, float or bool."""
+    required: bool
+    default: object
+    doc: str
+    choices: tuple[str, ...] = ()
+    meta: msgspec.Meta | None = None
+    """Bounds."""
+
+    @property
+    def option(self) -> str:
+        """`--kv-cache-memory`."""
+        return f"--{self.name}"
+
+    @property
+    def variable(self) -> str:
+        """`PAGEFLEET_KV_CACHE_MEMORY`."""
+        return ENV_PREFIX + self.name.replace("-", "_").upper()
+
+    @property
+    def is_size(self) -> bool:
+        """Whether the value is bytes and may be written as 2GiB."""
+        return self.path[-1].endswith("_bytes")
+
+
+def list_flags(settings: type = ServerSettings, path: tuple[str, ...] = ()) -> Iterator[Flag]:
+    """Every leaf field of the settings tree, in order."""
+    hints = get_type_hints(settings, include_extras=True)
+    docs = _field_docs(settings)
+    assert is_dataclass(settings)
+    for item in fields(settings):
+        hint, here = hints[item.name], (*path, item.name)
+        if is_dataclass(hint):
+            assert isinstance(hint, type)
+            yield from list_flags(hint, here)
+            continue
+        kind, notes = _unwrap(hint)
+        yield Flag(
+            path=here,
+            name=re.sub("_(bytes|seconds)$", "", item.name).replace("_", "-"),
+            kind=kind,
+            required=item.default is MISSING,
+            default=None if item.default is MISSING else item.default,
+            doc=docs[item.name],
+            choices=next((note.values for note in notes if isinstance(note, Choices)), ()),
+            meta=next((note for note in notes if isinstance(note, msgspec.Meta)), None),
+        )
+
+
+def parse_value(flag: Flag, text: str, source: str) -> object:
+    """The value of `text`; `source` (the flag or variable) goes into the message. Raises BadSettingError."""
+    if flag.kind is str:
+        if flag.choices and text not in flag.choices:
+            raise BadSettingError(f"{source}: {text[:100]!r} is none of {', '.join(flag.choices)}")
+        if not text:
+            raise BadSettingError(f"{source}: must not be empty")
+        return text
+    if flag.kind is bool:
+        known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
+        if text.lower() not in known:
+            raise BadSettingError(f"{source}: {text[:100]!r} is neither true nor false")
+        return known[text.lower()]
+    number = _parse_size(text, source) if flag.is_size else _parse_number(flag.kind, text, source)
+    meta = flag.meta or msgspec.Meta()
+    for out_of_bounds, bound in (
+        (meta.ge is not None and number < meta.ge, f"at least {meta.ge}"),
+        (meta.gt is not None and number <= meta.gt, f"more than {meta.gt}"),
+        (meta.le is not None and number > meta.le, f"at most {meta.le}"),
+    ):
+        if out_of_bounds:
+            raise BadSettingError(f"{source}: {text[:100]} is out of bounds, it must be {bound}")
+    return number
+
+
+def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServerSettings:
+    """Settings from flags and environment. Raises BadSettingError; exits by itself for --help and unknown flags."""
+    flags = list(list_flags())
+    given = vars(_make_parser(flags).parse_args(list(argv)))
+    tree: dict[str, Any] = {}
+    for flag in flags:
+        if given[flag.name] is not None:
+            value = parse_value(flag, given[flag.name], flag.option)
+        elif not environ.get(flag.variable, SERVICE_LINK).startswith(SERVICE_LINK):
+            value = parse_value(flag, environ[flag.variable], flag.variable)
+        elif flag.required:
+            raise BadSettingError(f"{flag.option} is required (or {flag.variable}): {flag.doc}")
+        else:
+            value = flag.default
+        branch = tree
+        for name in flag.path[:-1]:
+            branch = branch.setdefault(name, {})
+        branch[flag.path[-1]] = value
+    settings = msgspec.convert(tree, ServerSettings)
+    _check_together(settings)
+    return settings
+
+
+def _check_together(settings: ServerSettings) -> None:
+    """What one annotation cannot say."""
+    block_size = settings.engine.cache.block_size
+    if block_size & (block_size - 1):
+        raise BadSettingError(f"--block-size: {block_size} is no power of two; use 8, 16, 32, 64, 128 or 256")
+    scheduler = settings.engine.scheduler
+    if scheduler.max_num_batched_tokens < scheduler.max_num_seqs:
+        raise BadSettingError(
+            f"--max-num-batched-tokens: {scheduler.max_num_batched_tokens} is less than --max-num-seqs"
+            f" {scheduler.max_num_seqs}; every running request needs a token in each step"
+        )
+
+
+def _make_parser(flags: Sequence[Flag]) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="pagefleet-server",
+        description="Serves one model over the OpenAI API with paged attention.",
+        epilog=f"Every flag has an environment variable: {ENV_PREFIX} and its name in capitals, with underscores.",
+        allow_abbrev=False,
+    )
+    for flag in flags:
+        default = "required" if flag.required else f"default: {_show(flag)}"
+        text = f"{flag.doc} [{default}; {flag.variable}]".replace("%", "%%")
+        unit = "BYTES" if flag.is_size else "SECONDS" if flag.path[-1].endswith("_seconds") else flag.kind.__name__
+        parser.add_argument(flag.option, dest=flag.name, metavar=unit.upper(), help=text)
+    return parser
+
+
+def _show(flag: Flag) -> str:
+    if flag.is_size and isinstance(flag.default, int):
+        return f"{flag.default // 1024**2}MiB"
+    return "chosen at start" if flag.default is None else str(flag.default)
+
+
+def _parse_size(text: str, source: str) -> int:
+    match = re.fullmatch(r"(\d{1,18}(?:\.\d{1,9})?)\s*([A-Za-z]*)", text.strip())
+    if match is None or match[2].lower() not in SIZE_UNITS:
+        raise BadSettingError(f"{source}: {text[:100]!r} is no size; write bytes, or a number with KiB, MiB or GiB")
+    return (
+        int(float(match[1]) * SIZE_UNITS[match[2].lower()])
+        if "." in match[1]
+        else (int(match[1]) * SIZE_UNITS[match[2].lower()])
+    )
+
+
+def _parse_number(kind: type, text: str, source: str) -> int | float:
+    pattern = r"[+-]?\d{1,18}" if kind is int else r"[+-]?\d{1,18}(\.\d{1,18})?"
+    if not re.fullmatch(pattern, text.strip()):
+        raise BadSettingError(f"{source}: {text[:100]!r} is no {'whole ' if kind is int else ''}number")
+    return int(text) if kind is int else float(text)
+
+
+def _unwrap(hint: object) -> tuple[type, tuple[object, ...]]:
+    """`Annotated[int, Meta] | None` -> (int, (Meta,))."""
+    if get_origin(hint) in (Union, types.UnionType):
+        (hint,) = (part for part in get_args(hint) if part is not type(None))
+    if get_origin(hint) is Annotated:
+        kind, *notes = get_args(hint)
+        return kind, tuple(notes)
+    assert isinstance(hint, type)
+    return hint, ()
+
+
+def _field_docs(settings: type) -> dict[str, str]:
+    """Field -> the docstring that follows it in the class body."""
+    (body,) = ast.parse(textwrap.dedent(inspect.getsource(settings))).body
+    assert isinstance(body, ast.ClassDef)
+    docs: dict[str, str] = {}
+    for item, after in zip(body.body, body.body[1:], strict=False):
+        if isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name):
+            docs[item.target.id] = ""
+            if isinstance(after, ast.Expr) and isinstance(after.value, ast.Constant):
+                docs[item.target.id] = " ".join(str(after.value.value).split())
+    return docs
