@@ -15,7 +15,8 @@ class ScheduledRequest:
 
     request_id: str
     token_ids: tuple[int, ...]
-    """Input tokens of this step, at least one."""
+    """Input tokens of this step, at least one. Only when the runner overlaps steps may the last be -1 (a placeholder):
+    the token that the step before draws for this request."""
     start: int
     """Position of token_ids[0]: the number of tokens whose KV is already in the cache."""
     block_ids: tuple[int, ...]
@@ -34,6 +35,8 @@ class SchedulerOutput:
     """scheduled[:num_decodes] have exactly one input token."""
     num_tokens: int
     """Sum of len(token_ids)."""
+    step_id: int = 0
+    """1, 2, 3 ... in the order of scheduling."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,173 @@
+"""One request inside the engine: its tokens, how far they are computed, and its state."""
+
+from enum import Enum
+
+from pagefleet_server.core.prefix_hash import BlockHash
+from pagefleet_server.core.sampling_params import SamplingParams
+
+PLACEHOLDER_TOKEN_ID = -1
+"""Stands for a token that a step in flight is drawing: the next step's input on the device only."""
+
+
+class RequestState(Enum):
+    """waiting -> running -> finished; running -> preempted -> running; any state -> finished by abort."""
+
+    WAITING = "waiting"
+    RUNNING = "running"
+    PREEMPTED = "preempted"
+    FINISHED = "finished"
+
+
+class FinishReason(Enum):
+    """Why a request ended; the values go over the wire."""
+
+    STOP = "stop"
+    LENGTH = "length"
+    ABORT = "abort"
+
+
+class RequestStateError(Exception):
+    """A transition that the state machine does not have: a fault of the program."""
+
+
+class Request:
+    """State changes only through the named transitions; block_ids and the promise belong to the BlockTables.
+
+    Tokens by position: [0, num_computed) have their KV in the cache or in a step in flight,
+    [num_computed, num_tokens) are known, [num_tokens, num_tokens + num_pending) are being drawn.
+    """
+
+    __slots__ = (
+        "arrival_time",
+        "block_hashes",
+        "block_ids",
+        "finish_reason",
+        "first_scheduled_time",
+        "last_step_id",
+        "num_cached_tokens",
+        "num_computed",
+        "num_pending",
+        "num_preemptions",
+        "num_prompt",
+        "num_registered",
+        "order",
+        "promised_blocks",
+        "request_id",
+        "sampling",
+        "state",
+        "token_ids",
+        "waiting_since",
+    )
+
+    def __init__(
+        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, arrival_time: float, order: int
+    ) -> None:
+        self.request_id = request_id
+        self.token_ids = list(prompt_token_ids)
+        """Prompt, then what was generated."""
+        self.num_prompt = len(prompt_token_ids)
+        self.sampling = sampling
+        self.arrival_time = arrival_time
+        self.waiting_since = arrival_time
+        """Arrival, or the last preemption."""
+        self.order = order
+        """Smaller is more important: first to be scheduled, last to be preempted. Unique."""
+        self.state = RequestState.WAITING
+        self.finish_reason: FinishReason | None = None
+        self.first_scheduled_time: float | None = None
+        self.num_computed = 0
+        self.num_pending = 0
+        self.num_cached_tokens = 0
+        """Prompt tokens found in the prefix cache when it first ran."""
+        self.num_preemptions = 0
+        self.last_step_id = 0
+        """The latest step with a row of this request; 0 before the first."""
+        self.block_ids: list[int] = []
+        self.promised_blocks = 0
+        """Blocks set aside for tokens that are known but not yet scheduled."""
+        self.block_hashes: list[BlockHash] = []
+        """Of the first full blocks of token_ids, as far as someone asked."""
+        self.num_registered = 0
+        """Leading blocks of block_ids that the prefix cache has been told of."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Known tokens: prompt and generated."""
+        return len(self.token_ids)
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens drawn and known so far."""
+        return len(self.token_ids) - self.num_prompt
+
+    @property
+    def num_remaining(self) -> int:
+        """Tokens to compute before the next draw, a pending one included; 1 is a decode."""
+        return len(self.token_ids) + self.num_pending - self.num_computed
+
+    @property
+    def is_complete_after_pending(self) -> bool:
+        """True when the draws in flight reach max_tokens: nothing more to schedule."""
+        return self.num_generated + self.num_pending >= self.sampling.max_tokens
+
+    def inputs(self, count: int) -> tuple[int, ...]:
+        """The next `count` input tokens, from num_computed on."""
+        known = self.token_ids[self.num_computed : self.num_computed + count]
+        if len(known) < count:
+            known.extend([PLACEHOLDER_TOKEN_ID] * (count - len(known)))
+        return tuple(known)
+
+    def start(self, now: float, *, num_cached: int) -> None:
+        """Waiting or preempted -> running, with the first num_cached tokens already in the cache."""
+        self._leave(RequestState.WAITING, RequestState.PREEMPTED)
+        if self.num_pending:
+            raise RequestStateError(f"request {self.request_id} starts while a step draws its token")
+        if self.first_scheduled_time is None:
+            self.first_scheduled_time = now
+            self.num_cached_tokens = num_cached
+        self.state = RequestState.RUNNING
+        self.num_computed = num_cached
+
+    def advance(self, count: int, *, step_id: int) -> bool:
+        """`count` more tokens are in step `step_id`; True when it draws the next one."""
+        self._leave(RequestState.RUNNING)
+        draws = count == self.num_remaining
+        self.num_computed += count
+        self.num_pending += draws
+        self.last_step_id = step_id
+        return draws
+
+    def receive(self, token_id: int) -> None:
+        """A pending draw has become known."""
+        self._leave(RequestState.RUNNING, RequestState.PREEMPTED)
+        if self.num_pending < 1:
+            raise RequestStateError(f"request {self.request_id} got a token that no step was drawing")
+        self.num_pending -= 1
+        self.token_ids.append(token_id)
+
+    def preempt(self, now: float) -> None:
+        """Running -> preempted: what was computed is lost, what was generated is kept."""
+        self._leave(RequestState.RUNNING)
+        self.state = RequestState.PREEMPTED
+        self.num_computed = 0
+        self.num_preemptions += 1
+        self.waiting_since = now
+
+    def finish(self, reason: FinishReason) -> None:
+        """Any live state -> finished."""
+        self._leave(RequestState.WAITING, RequestState.RUNNING, RequestState.PREEMPTED)
+        self.state = RequestState.FINISHED
+        self.finish_reason = reason
+
+    def stop_reason(self) -> FinishReason | None:
+        """Whether the newest token ends it: a stop id (once min_tokens are there) before the length."""
+        params = self.sampling
+        if self.num_generated >= params.min_tokens and self.token_ids[-1] in params.stop_token_ids:
+            return FinishReason.STOP
+        if self.num_generated >= params.max_tokens:
+            return FinishReason.LENGTH
+        return None
+
+    def _leave(self, *allowed: RequestState) -> None:
+        if self.state not in allowed:
+            raise RequestStateError(f"request {self.request_id} is {self.state.value}")

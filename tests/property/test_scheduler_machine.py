@@ -1,0 +1,158 @@
+"""The scheduler under any arrival, abort and overlap: books balance after every step and every token is right."""
+
+from dataclasses import dataclass
+
+import pytest
+from hypothesis import settings
+from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
+
+from pagefleet_server.core.scheduler import Scheduler
+from pagefleet_server.core.step import SchedulerOutput
+from support.kv_memory_runner import KvMemoryRunner, expected_tokens
+from support.scheduling import make_limits, make_sampling
+
+BLOCK_SIZE = 4
+
+
+@dataclass
+class Expected:
+    prompt: list[int]
+    max_tokens: int
+    stop: tuple[int, ...]
+    got: list[int]
+
+    def want(self) -> list[int]:
+        tokens = expected_tokens(self.prompt, self.max_tokens)
+        ends = [index + 1 for index, token in enumerate(tokens) if token in self.stop]
+        return tokens[: ends[0]] if ends else tokens
+
+
+class SchedulerMachine(RuleBasedStateMachine):
+    """Up to two steps are outstanding, each executed as late as possible, so a block reused too early shows."""
+
+    @initialize(
+        num_blocks=st.integers(4, 14),
+        max_num_seqs=st.integers(1, 5),
+        extra_tokens=st.integers(0, 20),
+        prefix_caching=st.booleans(),
+    )
+    def start(self, num_blocks: int, max_num_seqs: int, extra_tokens: int, prefix_caching: bool) -> None:
+        limits = make_limits(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=num_blocks * BLOCK_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_seqs + extra_tokens,
+        )
+        self.limits = limits
+        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
+        self.runner = KvMemoryRunner(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+        self.live: dict[str, Expected] = {}
+        self.in_flight: list[SchedulerOutput] = []
+        self.num_added = 0
+        self.now = 0.0
+
+    @rule(
+        family=st.integers(0, 2),
+        length=st.integers(1, 30),
+        tail=st.lists(st.integers(0, 49), max_size=3),
+        max_tokens=st.integers(1, 12),
+        stop=st.sets(st.integers(0, 49), max_size=6),
+    )
+    def add(self, family: int, length: int, tail: list[int], max_tokens: int, stop: set[int]) -> None:
+        """Prompts of one family begin alike, so the prefix cache has something to do."""
+        prompt = [(family * 17 + index * index) % 50 for index in range(length)] + tail
+        room = self.limits.max_model_len - max_tokens
+        prompt = prompt[: max(1, room)]
+        request_id = f"r{self.num_added}"
+        self.num_added += 1
+        self.scheduler.add(request_id, prompt, make_sampling(max_tokens, stop=tuple(stop)), arrival_time=self.now)
+        self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), [])
+        self.scheduler.check_integrity()
+
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort(self, data: st.DataObject) -> None:
+        request_id = data.draw(st.sampled_from(sorted(self.live)))
+        del self.live[request_id]
+        assert self.scheduler.abort(request_id)
+        self.scheduler.check_integrity()
+
+    @precondition(lambda self: len(self.in_flight) < 2)
+    @rule()
+    def schedule(self) -> None:
+        self.now += 1.0
+        output = self.scheduler.schedule(self.now)
+        self.scheduler.check_integrity()
+        if output is None:
+            assert self.in_flight or not self.live
+            return
+        assert output.num_tokens == sum(len(row.token_ids) for row in output.scheduled)
+        assert output.num_tokens <= self.limits.max_num_batched_tokens
+        assert len(output.scheduled) <= self.limits.max_num_seqs
+        for index, row in enumerate(output.scheduled):
+            is_decode = len(row.token_ids) == 1 and row.sample
+            assert is_decode == (index < output.num_decodes)
+        for other in self.in_flight:
+            written = writes(other)
+            clashes = {b for b, owner in writes(output).items() if written.get(b, owner) != owner}
+            assert not clashes, f"blocks {clashes} are written by a step in flight"
+        self.in_flight.append(output)
+
+    @precondition(lambda self: self.in_flight)
+    @rule()
+    def complete(self) -> None:
+        output = self.in_flight.pop(0)
+        for new in self.scheduler.update(output, self.runner.execute(output), self.now):
+            expected = self.live[new.request_id]
+            expected.got += new.token_ids
+            if new.finish_reason is not None:
+                assert expected.got == expected.want()
+                del self.live[new.request_id]
+        self.scheduler.check_integrity()
+
+    @rule(steps=st.integers(1, 8))
+    def run_synchronously(self, steps: int) -> None:
+        for _ in range(steps):
+            while self.in_flight:
+                self.complete()
+            self.schedule()
+        while self.in_flight:
+            self.complete()
+
+    def teardown(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        # Each step moves the most important request, so this is far more than enough.
+        bound = 20 + sum(2 * len(e.prompt) + 2 * e.max_tokens for e in self.live.values()) * 2
+        for _ in range(bound):
+            if not self.live and not self.in_flight:
+                break
+            self.run_synchronously(1)
+        assert not self.live
+        counts = self.scheduler.counts()
+        assert (counts.blocks_used, counts.blocks_waiting, counts.num_running, counts.num_waiting) == (0, 0, 0, 0)
+        assert counts.num_added == self.num_added
+
+
+def writes(output: SchedulerOutput) -> dict[int, str]:
+    """Block -> request whose rows write into it."""
+    return {
+        row.block_ids[position // BLOCK_SIZE]: row.request_id
+        for row in output.scheduled
+        for position in range(row.start, row.start + len(row.token_ids))
+    }
+
+
+def test_scheduler_holds_under_any_sequence_of_calls() -> None:
+    run_state_machine_as_test(
+        SchedulerMachine, settings=settings(max_examples=80, stateful_step_count=40, deadline=None)
+    )
+
+
+@pytest.mark.long
+def test_scheduler_holds_over_a_hundred_thousand_calls() -> None:
+    run_state_machine_as_test(
+        SchedulerMachine, settings=settings(max_examples=1000, stateful_step_count=100, deadline=None)
+    )

@@ -1,0 +1,63 @@
+"""A runner without a model: it keeps real KV slots (one token id each) and draws by hashing what it reads back.
+
+So any fault in block tables, prefix sharing, preemption or fences changes the tokens, and the oracle `expected_tokens`
+knows what they must be from the prompt alone.
+"""
+
+import zlib
+from array import array
+from collections.abc import Sequence
+
+from pagefleet_server.core.request import PLACEHOLDER_TOKEN_ID
+from pagefleet_server.core.step import SchedulerOutput, StepResult
+
+VOCAB_SIZE = 50
+
+
+def next_token(context: Sequence[int]) -> int:
+    """The token that this "model" draws after a context."""
+    return zlib.crc32(array("q", context).tobytes()) % VOCAB_SIZE
+
+
+def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
+    """What a request with this prompt must get."""
+    context = list(prompt)
+    for _ in range(count):
+        context.append(next_token(context))
+    return context[len(prompt) :]
+
+
+class KvMemoryRunner:
+    """Executes steps in order; writes all rows before it reads any, as every layer of a model does."""
+
+    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+        self.block_size = block_size
+        self.slots: list[int | None] = [None] * ((num_blocks + 1) * block_size)
+        self.num_rows_computed = 0
+        self._last_drawn: dict[str, int] = {}
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        inputs: list[list[int]] = []
+        for row in output.scheduled:
+            tokens = [self._last_drawn[row.request_id] if t == PLACEHOLDER_TOKEN_ID else t for t in row.token_ids]
+            inputs.append(tokens)
+            for offset, token in enumerate(tokens):
+                self.slots[self._slot(row.block_ids, row.start + offset)] = token
+                self.num_rows_computed += 1
+        sampled: dict[str, int] = {}
+        for row, tokens in zip(output.scheduled, inputs, strict=True):
+            context: list[int] = []
+            for position in range(row.start + len(tokens)):
+                token_at = self.slots[self._slot(row.block_ids, position)]
+                assert token_at is not None, f"{row.request_id} reads position {position}, which nobody wrote"
+                context.append(token_at)
+            assert context[row.start :] == tokens, f"{row.request_id}: another row wrote over its KV"
+            if row.sample:
+                sampled[row.request_id] = next_token(context)
+        self._last_drawn = sampled
+        return StepResult(sampled)
+
+    def _slot(self, block_ids: Sequence[int], position: int) -> int:
+        block_id = block_ids[position // self.block_size]
+        assert block_id != 0, "the null block is in use"
+        return block_id * self.block_size + position % self.block_size
