@@ -81,7 +81,7 @@ def _decode_group(
     # A slot that nobody wrote may hold NaN, and 0 * NaN is NaN.
     values = values.masked_fill((positions >= lens)[None, :, :, None], 0.0)
     # [S, Hkv, G, D] -> [Hkv, S, G, D]: the group's query heads become rows of one matrix.
-    grouped = query.view(num_seqs, cache.shape.num_kv_heads, -1, query.shape[2]).transpose(0, 1)
+    grouped = query.reshape(num_seqs, cache.shape.num_kv_heads, -1, query.shape[2]).transpose(0, 1)
     form = (grouped.shape[0], num_seqs, grouped.shape[2], keys.shape[2])
     out = _attend(grouped.to(keys.dtype), keys, values, visible[None, :, None, :], rule, form, heads_dim=2)
     return out.transpose(0, 1).reshape(num_seqs, query.shape[1], -1).to(query.dtype)
@@ -120,7 +120,7 @@ def _prefill(
         if rule.sliding_window is not None:
             visible &= row_positions - key_positions < rule.sliding_window
         # [R, Hkv, G, D] -> [Hkv, 1, G * R, D]: one matrix per kv head, so that keys are never copied per query head.
-        tile = query[row : row + rows].view(rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
+        tile = query[row : row + rows].reshape(rows, kv_heads, -1, head_dim).permute(1, 2, 0, 3)
         form = (kv_heads, num_heads // kv_heads, rows, end - base)
         flat = tile.reshape(kv_heads, 1, -1, head_dim).to(keys.dtype)
         result = _attend(flat, keys.unsqueeze(1), values.unsqueeze(1), visible, rule, form, heads_dim=1)

@@ -1,0 +1,133 @@
+"""From a path to a model that runs on paged attention."""
+
+import inspect
+from collections.abc import Iterable
+from typing import Any
+
+import torch
+import transformers
+from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
+
+from pagefleet_server.model_errors import ModelError, ModelRefused
+from pagefleet_server.models import attention_hook
+from pagefleet_server.models.checkpoint import Checkpoint, open_checkpoint
+from pagefleet_server.models.dtype import resolve_device, resolve_dtype
+from pagefleet_server.models.gate import check_config, check_module
+from pagefleet_server.models.paged_model import PagedModel
+from pagefleet_server.settings import ModelSettings
+from pagefleet_server.tokenizer import read_json
+
+
+def load_model(settings: ModelSettings) -> PagedModel:
+    """Load, gate and dry-run the model. Raises ModelError (cannot be loaded) or ModelRefused (would be wrong)."""
+    if settings.load_format not in ("auto", "dummy"):
+        raise ModelError(f"--load-format {settings.load_format!r}: expected auto or dummy")
+    dummy = settings.load_format == "dummy"
+    device = resolve_device(settings.device)
+    checkpoint = open_checkpoint(settings.model, need_weights=not dummy)
+    transformers.logging.set_verbosity_error()  # type: ignore[no-untyped-call]
+    transformers.logging.disable_progress_bar()  # type: ignore[no-untyped-call]
+    attention_hook.register()
+    try:
+        config = _load_config(checkpoint)
+        check_config(config)
+        dtype = resolve_dtype(settings.dtype, _checkpoint_dtype(checkpoint, config), device)
+        module = _random_module(config, dtype) if dummy else _load_module(checkpoint, config, dtype)
+        torch.nn.Module.to(module, device)
+        torch.nn.Module.eval(module).requires_grad_(False)
+        layers = check_module(module)
+    except ModelRefused as error:
+        raise ModelRefused(f"{checkpoint.path}: cannot be served: {error}") from error
+    text = config.get_text_config(decoder=True)
+    return PagedModel(
+        module=module,
+        layers=layers,
+        vocab_size=int(text.vocab_size),
+        max_positions=_max_positions(text),
+        eos_token_ids=_eos_token_ids(checkpoint, text),
+        dtype=dtype,
+        device=device,
+        keeps_logit_rows="logits_to_keep" in inspect.signature(module.forward).parameters,
+    )
+
+
+def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
+    extra = {} if checkpoint.gguf_file is None else {"gguf_file": checkpoint.gguf_file}
+    try:
+        config = AutoConfig.from_pretrained(checkpoint.directory, local_files_only=True, **extra)
+    except (ValueError, KeyError, OSError, TypeError) as error:
+        raise ModelError(f"{checkpoint.path}: its configuration is not understood: {str(error)[:300]}") from error
+    if not isinstance(config, PreTrainedConfig):
+        raise ModelError(f"{checkpoint.path}: its configuration is not understood: got {type(config).__name__}")
+    if type(config) not in AutoModelForCausalLM._model_mapping:
+        raise ModelRefused(f"{config.model_type} is no causal language model that transformers knows")
+    return config
+
+
+def _load_module(checkpoint: Checkpoint, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    extra: dict[str, Any] = {"config": config}
+    if checkpoint.gguf_file is not None:
+        extra |= {"gguf_file": checkpoint.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
+    try:
+        module = AutoModelForCausalLM.from_pretrained(
+            checkpoint.directory,
+            local_files_only=True,
+            dtype=dtype,
+            attn_implementation=attention_hook.IMPLEMENTATION,
+            **extra,
+        )
+    except (ValueError, KeyError, OSError, TypeError, RuntimeError, ImportError) as error:
+        raise ModelError(f"{checkpoint.path}: cannot be loaded: {str(error)[:300]}") from error
+    return _module(module)
+
+
+def _random_module(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+    """Weights from the configuration alone, the same in every process."""
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(0)
+        module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=dtype, attn_implementation=attention_hook.IMPLEMENTATION
+        )
+    return _module(module)
+
+
+def _module(module: object) -> PreTrainedModel:
+    if not isinstance(module, PreTrainedModel):
+        raise ModelRefused(f"transformers gave a {type(module).__name__}")
+    return module
+
+
+def _checkpoint_dtype(checkpoint: Checkpoint, config: PreTrainedConfig) -> torch.dtype | None:
+    """The files' own dtype; None for a .gguf file, whose weights are dequantised to what we ask for."""
+    dtype = None if checkpoint.gguf_file is not None else getattr(config, "dtype", None)
+    if dtype is None and checkpoint.gguf_file is None:
+        return torch.float32
+    return dtype if isinstance(dtype, torch.dtype) else None
+
+
+def _max_positions(text: PreTrainedConfig) -> int:
+    """The model's own limit. RoPE kinds that rescale beyond a length, by the longest sequence of the batch, are held
+    below it: there one request would change its neighbours."""
+    limit = getattr(text, "max_position_embeddings", None)
+    if not isinstance(limit, int) or limit < 1:
+        raise ModelError("its configuration has no max_position_embeddings; the context length is unknown")
+    rope = getattr(text, "rope_parameters", None)
+    original = rope.get("original_max_position_embeddings") if isinstance(rope, dict) else None
+    if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope") and isinstance(original, int):
+        return min(limit, original)
+    return limit
+
+
+def _eos_token_ids(checkpoint: Checkpoint, text: PreTrainedConfig) -> tuple[int, ...]:
+    """generation_config.json, else the configuration; for .gguf files their metadata. Sorted, without doubles."""
+    if checkpoint.gguf is not None:
+        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
+        return _ids(checkpoint.gguf.get_int(key) for key in keys)
+    value = read_json(checkpoint.directory / "generation_config.json").get("eos_token_id")
+    if value is None:
+        value = getattr(text, "eos_token_id", None)
+    return _ids(value if isinstance(value, list) else [value])
+
+
+def _ids(values: Iterable[object]) -> tuple[int, ...]:
+    return tuple(sorted({value for value in values if isinstance(value, int) and not isinstance(value, bool)}))

@@ -1,0 +1,67 @@
+"""A scheduled step as flat arrays, filled with numpy in one go and handed to torch without a copy."""
+
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from pagefleet_kernels.batch import AttentionBatch
+from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput
+
+
+@dataclass(frozen=True, slots=True)
+class FlatBatch:
+    """One step's inputs on the device, and who gets which row of logits."""
+
+    token_ids: torch.Tensor
+    """int64 [T]."""
+    positions: torch.Tensor
+    """int64 [T]."""
+    attention: AttentionBatch
+    logit_rows: torch.Tensor
+    """int64 [N]: rows whose logits are wanted, in the order of `sampled`."""
+    sampled: tuple[ScheduledRequest, ...]
+    """The requests that draw a token."""
+
+
+def flatten(step: SchedulerOutput, *, block_size: int, device: torch.device) -> FlatBatch:
+    """Lay out a step. Row r of a request sits at position start + r; its slot follows from its block table."""
+    scheduled = step.scheduled
+    num_seqs = len(scheduled)
+    query_lens = np.fromiter((len(request.token_ids) for request in scheduled), dtype=np.int64, count=num_seqs)
+    starts = np.fromiter((request.start for request in scheduled), dtype=np.int64, count=num_seqs)
+    query_starts = np.zeros(num_seqs + 1, dtype=np.int64)
+    np.cumsum(query_lens, out=query_starts[1:])
+    num_tokens = int(query_starts[-1])
+    token_ids = np.fromiter(
+        (token for request in scheduled for token in request.token_ids), dtype=np.int64, count=num_tokens
+    )
+    table_lens = [len(request.block_ids) for request in scheduled]
+    block_tables = np.zeros((num_seqs, max(table_lens, default=1)), dtype=np.int32)
+    for index, request in enumerate(scheduled):
+        block_tables[index, : table_lens[index]] = request.block_ids
+    owners = np.repeat(np.arange(num_seqs), query_lens)
+    positions = np.arange(num_tokens) - np.repeat(query_starts[:-1], query_lens) + np.repeat(starts, query_lens)
+    slots = block_tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
+    seq_lens = starts + query_lens
+    sampled_at = [index for index, request in enumerate(scheduled) if request.sample]
+    logit_rows = query_starts[1:][sampled_at] - 1
+
+    def on_device(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
+        return torch.from_numpy(array).to(device)
+
+    return FlatBatch(
+        token_ids=on_device(token_ids),
+        positions=on_device(positions),
+        attention=AttentionBatch(
+            query_starts=on_device(query_starts.astype(np.int32)),
+            seq_lens=on_device(seq_lens.astype(np.int32)),
+            block_tables=on_device(block_tables),
+            slot_mapping=on_device(slots),
+            num_decodes=step.num_decodes,
+            max_query_len=int(query_lens.max(initial=0)),
+            max_seq_len=int(seq_lens.max(initial=0)),
+        ),
+        logit_rows=on_device(logit_rows),
+        sampled=tuple(scheduled[index] for index in sampled_at),
+    )

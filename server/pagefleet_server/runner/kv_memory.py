@@ -1,0 +1,98 @@
+"""How many KV blocks a model gets."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from pagefleet_kernels import ops
+from pagefleet_kernels.backend import Backend, KVCache
+from pagefleet_kernels.batch import KVShape
+from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.probe import LayerSpec
+from pagefleet_server.settings import CacheSettings
+
+DEFAULT_CPU_BYTES = 1024**3
+"""KV bytes on a CPU when nothing is asked for."""
+
+
+@dataclass(frozen=True, slots=True)
+class KVPlan:
+    """The KV cache's size."""
+
+    block_size: int
+    num_blocks: int
+    """Usable blocks; the null block comes on top."""
+    bytes_per_block: int
+    """Over all layers, K and V."""
+
+    @property
+    def num_bytes(self) -> int:
+        """All blocks, the null block included."""
+        return (self.num_blocks + 1) * self.bytes_per_block
+
+
+def plan_kv(
+    layers: Sequence[LayerSpec], settings: CacheSettings, *, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> KVPlan:
+    """num_kv_blocks, else what kv_cache_memory_bytes holds, else the device's default. ModelError for no room."""
+    per_block = sum(
+        ops.bytes_per_block(backend, kv_shape(layer), block_size=settings.block_size, dtype=dtype) for layer in layers
+    )
+    if settings.num_kv_blocks is not None:
+        if settings.num_kv_blocks < 1:
+            raise ModelError(f"--num-kv-blocks {settings.num_kv_blocks}: must be >= 1")
+        return KVPlan(settings.block_size, settings.num_kv_blocks, per_block)
+    given = settings.kv_cache_memory_bytes
+    memory = given if given is not None else _default_bytes(settings, device)
+    num_blocks = memory // per_block - 1
+    if num_blocks < 1:
+        raise ModelError(
+            f"the KV cache gets {memory} bytes, but two blocks (one is the null block) of {settings.block_size} tokens "
+            f"take {2 * per_block}; raise --kv-cache-memory or lower --block-size"
+        )
+    return KVPlan(settings.block_size, num_blocks, per_block)
+
+
+def allocate_kv(
+    layers: Sequence[LayerSpec], plan: KVPlan, *, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> tuple[KVCache, ...]:
+    """One cache per layer. Raises ModelError when the machine has not so much memory."""
+    if device.type == "cpu":
+        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+        if plan.num_bytes > total:
+            raise ModelError(
+                f"the KV cache wants {plan.num_bytes} bytes; the machine has {total} ({available} free); "
+                "lower --kv-cache-memory or --num-kv-blocks"
+            )
+    try:
+        return tuple(
+            ops.allocate(
+                backend,
+                kv_shape(layer),
+                num_blocks=plan.num_blocks + 1,
+                block_size=plan.block_size,
+                dtype=dtype,
+                device=device,
+            )
+            for layer in layers
+        )
+    except (torch.OutOfMemoryError, MemoryError, RuntimeError) as error:
+        raise ModelError(
+            f"the KV cache of {plan.num_bytes} bytes cannot be allocated on {device}: {str(error)[:200]}; "
+            "lower --kv-cache-memory or --num-kv-blocks"
+        ) from error
+
+
+def kv_shape(layer: LayerSpec) -> KVShape:
+    """The kernels' view of a layer."""
+    return KVShape(num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, v_head_dim=layer.v_head_dim)
+
+
+def _default_bytes(settings: CacheSettings, device: torch.device) -> int:
+    if device.type != "cuda":
+        return DEFAULT_CPU_BYTES
+    free, total = torch.cuda.mem_get_info(device)
+    return max(0, int(total * settings.gpu_memory_utilization) - (total - free))

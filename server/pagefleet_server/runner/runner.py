@@ -1,0 +1,150 @@
+"""Runs steps: flat arrays, model, sampler. Built once, by `build_runner`."""
+
+import logging
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+
+from pagefleet_kernels import ops
+from pagefleet_kernels.backend import Backend, KVCache
+from pagefleet_kernels.dispatch import select_backend
+from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult
+from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.loading import load_model
+from pagefleet_server.models.paged_model import PagedModel
+from pagefleet_server.runner.cpus import available_cpus
+from pagefleet_server.runner.flat_batch import flatten
+from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, plan_kv
+from pagefleet_server.runner.paged_context import PagedContext
+from pagefleet_server.runner.sampler import sample
+from pagefleet_server.settings import EngineSettings
+
+_logger = logging.getLogger(__name__)
+
+Progress = Callable[[str, str], None]
+"""(phase, message); phases: load_weights, allocate_kv, warm_up."""
+
+
+class StepError(Exception):
+    """A step could not be computed; the engine ends with this reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Runner:
+    """A model with its KV cache. Stateless between steps but for the cache's content."""
+
+    model: PagedModel
+    backend: Backend
+    caches: tuple[KVCache, ...]
+    plan: KVPlan
+    max_model_len: int
+    """Tokens of prompt and output: the model's limit, capped by the setting and by what the blocks hold."""
+    start_seconds: Mapping[str, float]
+    """Phase -> seconds it took."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+        return self.plan.block_size
+
+    @property
+    def num_blocks(self) -> int:
+        """Usable blocks, ids 1 .. num_blocks; the null block 0 is on top."""
+        return self.plan.num_blocks
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+        return self.model.eos_token_ids
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits; token ids are below it."""
+        return self.model.vocab_size
+
+    @property
+    def attention_backend(self) -> str:
+        """Name of the kernel backend."""
+        return self.backend.name
+
+    @torch.inference_mode()
+    def execute(self, step: SchedulerOutput) -> StepResult:
+        """Compute a step. Raises StepError when the model gives NaN, KernelArgumentError for a broken batch."""
+        batch = flatten(step, block_size=self.block_size, device=self.model.device)
+        ops.check_batch(batch.attention, num_blocks=self.num_blocks + 1, block_size=self.block_size)
+        context = PagedContext(self.backend, self.caches, batch.attention)
+        logits = self.model.forward(batch.token_ids, batch.positions, context, batch.logit_rows)
+        if bool(logits.isnan().any()):
+            raise StepError(f"the model gave NaN in a step of {step.num_tokens} tokens in {self.model.dtype}")
+        tokens = sample(logits, batch.sampled)
+        return StepResult(
+            sampled={request.request_id: token for request, token in zip(batch.sampled, tokens, strict=True)}
+        )
+
+
+def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
+    """Load the model, allocate the KV cache, run a warm-up prompt and a decode step. Raises ModelError."""
+    seconds: dict[str, float] = {}
+
+    def timed(phase: str, message: str, since: float) -> float:
+        now = time.monotonic()
+        seconds[phase] = now - since
+        _logger.info("%s: %s (%.2f s)", phase, message, seconds[phase])
+        progress(phase, message)
+        return now
+
+    started = time.monotonic()
+    if settings.model.threads is not None and settings.model.threads < 1:
+        raise ModelError(f"--threads {settings.model.threads}: must be >= 1")
+    torch.set_num_threads(settings.model.threads or available_cpus())
+    progress("load_weights", settings.model.model)
+    model = load_model(settings.model)
+    dtype_name = str(model.dtype).removeprefix("torch.")
+    weights = f"{model.num_weight_bytes} bytes of weights, {dtype_name}, {len(model.layers)} layers on {model.device}"
+    now = timed("load_weights", weights, started)
+
+    backend = select_backend(model.device)
+    plan = plan_kv(model.layers, settings.cache, backend=backend, dtype=model.dtype, device=model.device)
+    caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
+    blocks = f"{plan.num_bytes} bytes of KV, {plan.num_blocks} blocks of {plan.block_size} tokens ({backend.name})"
+    now = timed("allocate_kv", blocks, now)
+
+    runner = Runner(model, backend, caches, plan, _max_model_len(settings, model, plan), seconds)
+    for step in _warm_up_steps(runner, settings.scheduler.max_num_batched_tokens):
+        runner.execute(step)
+    timed("warm_up", f"{torch.get_num_threads()} threads, contexts up to {runner.max_model_len} tokens", now)
+    return runner
+
+
+def _max_model_len(settings: EngineSettings, model: PagedModel, plan: KVPlan) -> int:
+    wanted = settings.model.max_model_len
+    if wanted is not None and wanted < 1:
+        raise ModelError(f"--max-model-len {wanted}: must be >= 1")
+    if wanted is not None and wanted > model.max_positions:
+        raise ModelError(f"--max-model-len {wanted}: the model's own limit is {model.max_positions}; lower it")
+    return min(wanted or model.max_positions, model.max_positions, plan.num_blocks * plan.block_size)
+
+
+def _warm_up_steps(runner: Runner, max_num_batched_tokens: int) -> list[SchedulerOutput]:
+    """The largest prompt chunk that a step may hold, then one decode row. Their KV lies in free blocks."""
+    chunk = max(1, min(max_num_batched_tokens, runner.max_model_len - 1))
+    steps = [_warm_up_step(runner, start=0, count=chunk)]
+    if runner.max_model_len > chunk:
+        steps.append(_warm_up_step(runner, start=chunk, count=1))
+    return steps
+
+
+def _warm_up_step(runner: Runner, *, start: int, count: int) -> SchedulerOutput:
+    blocks = -(-(start + count) // runner.block_size)
+    request = ScheduledRequest(
+        request_id="warm-up",
+        token_ids=(0,) * count,
+        start=start,
+        block_ids=tuple(range(1, blocks + 1)),
+        sample=True,
+        sampling=SamplingParams(max_tokens=1, temperature=0.0),
+    )
+    return SchedulerOutput(scheduled=(request,), num_decodes=1 if count == 1 else 0, num_tokens=count)
