@@ -47,6 +47,8 @@ class CacheSettings:
     """Bytes for KV over all layers. None: 1 GiB on CPU, gpu_memory_utilization on CUDA."""
     num_kv_blocks: Annotated[int, Meta(ge=1)] | None = None
     """Usable blocks (the null block comes on top), >= 1. None: from the memory."""
+    prefix_caching: bool = True
+    """Keep the KV of finished requests and share equal prefixes; false computes every prompt whole."""
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
     """Part of the device's memory to use in all, (0, 1]; CUDA only."""
 
@@ -62,12 +64,23 @@ class SchedulerSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessSettings:
+    """How the engine process watches itself and its parent."""
+
+    stall_dump_seconds: Annotated[float, Meta(ge=2)] = 30.0
+    """A step that takes longer has every thread's stack dumped to stderr, again each time so long. >= 2."""
+    unread_timeout_seconds: Annotated[float, Meta(gt=0)] = 120.0
+    """The engine ends when the API process takes no message for so long. > 0."""
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSettings:
     """All that the engine process needs; sent to it as one JSON document."""
 
     model: ModelSettings
     cache: CacheSettings = field(default_factory=CacheSettings)
     scheduler: SchedulerSettings = field(default_factory=SchedulerSettings)
+    process: ProcessSettings = field(default_factory=ProcessSettings)
 
 
 @dataclass(frozen=True, slots=True)

@@ -73,7 +73,7 @@ class Gauges(msgspec.Struct, frozen=True):
     blocks_waiting: int
     """New blocks that waiting requests need: prompt plus, for preempted ones, generated tokens; minus cached blocks."""
     oldest_waiting_arrival: float | None
-    """arrival_time of the oldest waiting request, None when nothing waits."""
+    """Since when the longest waiting request has waited: its arrival, or its preemption. None when nothing waits."""
     num_added: int
     """AddRequest messages read since start: the API adds what it sent beyond that to `waiting`."""
     num_preemptions: int
@@ -87,11 +87,12 @@ class RequestOutput(msgspec.Struct, frozen=True):
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
-    """None while it runs; "stop", "length", "abort" at its end."""
+    """None while it runs; at its end "stop", "length", or "error" (refused: `error` says why; the API checks first)."""
     first_scheduled_time: float | None = None
     """Given with the first output."""
     num_cached_tokens: int = 0
     num_preemptions: int = 0
+    error: str | None = None
 
 
 class StepDone(msgspec.Struct, tag="step", frozen=True):

@@ -234,7 +234,10 @@ class EngineClient:
             return  # aborted a moment ago
         if output.finish_reason is not None:
             del self._streams[output.request_id]
-        stream.put(output)
+        if output.error is None:
+            stream.put(output)
+        else:
+            stream.fail(RequestRefusedError(output.error))
 
     async def _bury(self, reason: str | None) -> None:
         """The connection is over: learn why, tell everyone, leave no process."""

@@ -1,0 +1,21 @@
+"""`python -m pagefleet_server.engine`: started by the API process only."""
+
+import logging
+import sys
+
+from pagefleet_server.engine.process import run_engine
+from pagefleet_server.engine.runner_protocol import Progress, Runner
+from pagefleet_server.settings import EngineSettings
+
+
+def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
+    """The real one. Imported here: torch takes seconds, and the API should hear of it meanwhile."""
+    progress("load_weights", "importing torch")
+    from pagefleet_server.runner.runner import build_runner as build
+
+    return build(settings, progress)
+
+
+if __name__ == "__main__":
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    sys.exit(run_engine(sys.argv[1:], build_runner))

@@ -1,0 +1,48 @@
+"""What the loop needs of a runner. The real one is in pagefleet_server.runner."""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Protocol
+
+from pagefleet_server.core.step import SchedulerOutput, StepResult
+from pagefleet_server.settings import EngineSettings
+
+Progress = Callable[[str, str], None]
+"""Called with (phase, message) as the start-up goes on."""
+
+
+class Runner(Protocol):
+    """A loaded model with its KV cache."""
+
+    @property
+    def block_size(self) -> int:
+        """Tokens per block."""
+
+    @property
+    def num_blocks(self) -> int:
+        """Usable blocks; the null block is on top."""
+
+    @property
+    def max_model_len(self) -> int:
+        """Prompt plus generated tokens of one request."""
+
+    @property
+    def eos_token_ids(self) -> Sequence[int]:
+        """The model's own end tokens."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Token ids are 0..vocab_size - 1."""
+
+    @property
+    def attention_backend(self) -> str:
+        """Name for the metrics."""
+
+    @property
+    def start_seconds(self) -> Mapping[str, float]:
+        """Phase -> seconds it took."""
+
+    def execute(self, output: SchedulerOutput) -> StepResult:
+        """Run one step. Any exception ends the engine."""
+
+
+BuildRunner = Callable[[EngineSettings, Progress], Runner]
