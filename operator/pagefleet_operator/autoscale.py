@@ -1,0 +1,167 @@
+"""The scaling decision: a pure function of (spec, fleet, history, now). No I/O, no clock, no globals.
+
+Demand is counted in KV-cache blocks: those in use plus those that the waiting requests will need. Occupancy alone
+saturates at 100 % and could ask for no more than 1/target times the replicas; counting the queue's blocks asks for
+what is needed in one step. Replicas that are starting count as capacity, because demand is compared with the wanted
+replicas and not with the ready ones.
+
+What is unknown is bounded on the safe side, as in autoscaling/v2: a silent pod counts as idle when the question is
+whether to grow, and as full when the question is whether to shrink.
+"""
+
+import math
+from dataclasses import dataclass, field
+from statistics import median
+
+from pagefleet_operator.behavior import limit_rate, stabilize
+from pagefleet_operator.fleet import Fleet, Load, load_of
+from pagefleet_operator.history import History
+from pagefleet_operator.model import AutoscalingSpec
+
+TOLERANCE = 0.1
+"""Nothing changes while demand is within this part of the target, as in the horizontal pod autoscaler."""
+
+SHRINK_MARGIN = 0.8
+"""Replicas go only when what remains would then be filled to this part of the target at most."""
+
+SETTLED_QUEUE_SECONDS = 0.5
+"""A request that waits longer is no longer just on its way into the engine."""
+
+
+@dataclass(frozen=True, slots=True)
+class Inputs:
+    """The numbers of one decision."""
+
+    load: Load = field(default_factory=Load)
+    missing_pods: int = 0
+    capacity_blocks: float = 0.0
+    """Blocks of one replica times the target."""
+    capacity_requests: float | None = None
+    """Requests that one replica may run and queue; None until a queue was seen."""
+
+    def __str__(self) -> str:
+        load = self.load
+        text = (
+            f"demand {load.demand_blocks} blocks ({load.blocks_used} used + {load.blocks_waiting} waiting), "
+            f"{self.capacity_blocks:.0f} per replica at target; {load.running} running, {load.waiting} waiting; "
+            f"{load.pods} pods sampled"
+        )
+        return text + (f", {self.missing_pods} silent" if self.missing_pods else "")
+
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """What to do and why."""
+
+    replicas: int
+    """The wanted count from now on."""
+    recommended: int
+    """What the load alone asks for, before windows, policies and bounds."""
+    active: bool
+    """Whether the load could be judged: condition ScalingActive."""
+    reason: str
+    """One word for the rule that won."""
+    message: str
+    """The same in a sentence."""
+    limited_by: str | None
+    """What kept `replicas` from being `recommended`; None when nothing did."""
+    inputs: Inputs
+    history: History
+    """The memory to hand to the next decision."""
+
+
+def decide(spec: AutoscalingSpec, fleet: Fleet, history: History, now: float) -> Decision:
+    """Decide the wanted replicas. `now` is seconds on the clock of samples and history."""
+    current = fleet.replicas
+    load = load_of(pod.sample for pod in fleet.sampled if pod.sample is not None)
+    if current == 0:
+        return _inactive(
+            current, load, history, "ScalingDisabled", "spec.replicas is 0: scaling is off until it is not"
+        )
+    if load.pods == 0:
+        why = "no ready pod answers with metrics" if fleet.missing else "no pod is ready yet"
+        bounded = min(max(current, spec.min_replicas), spec.max_replicas)
+        reason = "FailedGetMetrics" if fleet.missing else "NoReadyPods"
+        return _inactive(bounded, load, history, reason, why + ": the replicas stay as they are")
+
+    history = _learn(fleet, history)
+    inputs = _inputs(spec, fleet, load, history)
+    recommended, reason = _recommend(fleet, inputs)
+
+    window = float(max(spec.scale_down.stabilization_window_seconds, spec.scale_up.stabilization_window_seconds))
+    history = history.recommended(recommended, now=now, window_seconds=window)
+    stable, window_limit = stabilize(spec, recommended, current, history, now)
+    paced, rate_limit = limit_rate(spec, stable, current, history, now)
+    bounded = min(max(paced, spec.min_replicas), spec.max_replicas)
+    bound_limit = "TooManyReplicas" if bounded < paced else "TooFewReplicas" if bounded > paced else None
+    return Decision(
+        replicas=bounded,
+        recommended=recommended,
+        active=True,
+        reason=reason,
+        message=str(inputs),
+        limited_by=bound_limit or rate_limit or window_limit,
+        inputs=inputs,
+        history=history,
+    )
+
+
+def _inactive(replicas: int, load: Load, history: History, reason: str, message: str) -> Decision:
+    return Decision(
+        replicas=replicas,
+        recommended=replicas,
+        active=False,
+        reason=reason,
+        message=message,
+        limited_by=None,
+        inputs=Inputs(load=load),
+        history=history,
+    )
+
+
+def _learn(fleet: Fleet, history: History) -> History:
+    samples = [pod.sample for pod in fleet.sampled if pod.sample is not None]
+    saturated = [
+        sample.running
+        for sample in samples
+        if sample.waiting > 0 and sample.running > 0 and sample.oldest_waiting_seconds >= SETTLED_QUEUE_SECONDS
+    ]
+    if saturated:
+        history = history.saturated_at(sum(saturated) / len(saturated))
+    return history.ran(max(sample.running for sample in samples))
+
+
+def _inputs(spec: AutoscalingSpec, fleet: Fleet, load: Load, history: History) -> Inputs:
+    blocks = median(pod.sample.blocks_total for pod in fleet.sampled if pod.sample is not None)
+    knee = history.saturation_running
+    return Inputs(
+        load=load,
+        missing_pods=len(fleet.missing),
+        capacity_blocks=max(1.0, blocks * spec.kv_block_occupancy_percent / 100),
+        capacity_requests=None if knee is None else knee + spec.queued_requests_per_replica,
+    )
+
+
+def _recommend(fleet: Fleet, inputs: Inputs) -> tuple[int, str]:
+    """(replicas, rule): any signal can raise, all must agree to lower."""
+    current = fleet.replicas
+    wants = {"KVBlocks": _signal(inputs.load.demand_blocks, inputs.capacity_blocks, current, inputs.missing_pods)}
+    if inputs.capacity_requests is not None:
+        requests = inputs.load.running + inputs.load.waiting
+        wants["Queue"] = _signal(requests, inputs.capacity_requests, current, inputs.missing_pods)
+    rule = max(wants, key=lambda name: wants[name])
+    wanted = wants[rule]
+    if wanted < current and 2 * inputs.missing_pods > inputs.load.pods + inputs.missing_pods:
+        return current, "MetricsMissing"
+    if wanted == current:
+        return current, "WithinTolerance"
+    return wanted, rule
+
+
+def _signal(demand: float, capacity: float, current: int, missing_pods: int) -> int:
+    """Replicas for `demand` when one replica carries `capacity`: >= 1, monotone in demand."""
+    if demand > capacity * current * (1 + TOLERANCE):
+        return math.ceil(demand / capacity)
+    # A silent pod may be as full as the target allows, and it keeps what it carries.
+    fitting = math.ceil((demand / capacity + missing_pods) / SHRINK_MARGIN)
+    return min(current, max(1, fitting))

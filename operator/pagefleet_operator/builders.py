@@ -1,0 +1,145 @@
+"""Manifests of the children: what is sent with server-side apply, so exactly the fields that we own. Pure."""
+
+import math
+from typing import Any
+
+from pagefleet_operator import names
+from pagefleet_operator.model import EngineSpec, LLMDeployment
+from pagefleet_operator.settings import ChildSettings
+
+Manifest = dict[str, Any]
+"""A Kubernetes object as JSON."""
+
+PROGRESS_MARGIN_SECONDS = 60
+"""Beyond the startup budget: scheduling and the pull of the image."""
+
+
+def owner_reference(llmd: LLMDeployment) -> Manifest:
+    """Makes the garbage collector delete a child with its LLMDeployment, also when no operator runs."""
+    return {
+        "apiVersion": names.API_VERSION,
+        "kind": names.KIND,
+        "name": llmd.key.name,
+        "uid": llmd.uid,
+        "controller": True,
+        "blockOwnerDeletion": True,
+    }
+
+
+def _metadata(llmd: LLMDeployment) -> Manifest:
+    return {
+        "name": llmd.key.name,
+        "namespace": llmd.key.namespace,
+        "labels": names.labels(llmd.key.name),
+        "ownerReferences": [owner_reference(llmd)],
+    }
+
+
+def service(llmd: LLMDeployment) -> Manifest:
+    """The Service: port 80 to the named port of every ready replica."""
+    return {
+        "apiVersion": "v1",
+        "kind": "Service",
+        "metadata": _metadata(llmd),
+        "spec": {
+            "type": "ClusterIP",
+            "selector": names.selector(llmd.key.name),
+            "ports": [
+                {
+                    "name": names.PORT_NAME,
+                    "port": names.SERVICE_PORT,
+                    "targetPort": names.PORT_NAME,
+                    "protocol": "TCP",
+                }
+            ],
+        },
+    }
+
+
+def deployment(llmd: LLMDeployment, settings: ChildSettings, *, replicas: int) -> Manifest:
+    """The Deployment with `replicas` servers."""
+    spec = llmd.spec
+    grace = spec.drain_delay_seconds + spec.drain_timeout_seconds + settings.grace_margin_seconds
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": _metadata(llmd),
+        "spec": {
+            "replicas": replicas,
+            "selector": {"matchLabels": names.selector(llmd.key.name)},
+            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "progressDeadlineSeconds": spec.startup_timeout_seconds + PROGRESS_MARGIN_SECONDS,
+            "template": {
+                "metadata": {"labels": names.labels(llmd.key.name)},
+                "spec": {
+                    "terminationGracePeriodSeconds": grace,
+                    "automountServiceAccountToken": False,
+                    "enableServiceLinks": False,
+                    "containers": [_server(llmd, settings)],
+                },
+            },
+        },
+    }
+
+
+def _server(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
+    spec = llmd.spec
+    container: Manifest = {
+        "name": names.CONTAINER,
+        "image": spec.engine.image or settings.server_image,
+        "command": ["pagefleet-server"],
+        "args": _args(llmd),
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            *(dict(entry) for entry in spec.engine.env),
+        ],
+        "ports": [{"name": names.PORT_NAME, "containerPort": names.SERVER_PORT, "protocol": "TCP"}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        **_probes(spec.startup_timeout_seconds, settings.probe_period_seconds),
+    }
+    if spec.resources:
+        container["resources"] = {part: dict(amounts) for part, amounts in spec.resources.items()}
+    return container
+
+
+def _args(llmd: LLMDeployment) -> list[str]:
+    spec = llmd.spec
+    return [
+        "--model",
+        spec.model_path,
+        "--served-model-name",
+        spec.served_name,
+        *_engine_args(spec.engine),
+        "--drain-delay",
+        str(spec.drain_delay_seconds),
+        "--drain-timeout",
+        str(spec.drain_timeout_seconds),
+        *spec.engine.args,
+    ]
+
+
+def _engine_args(engine: EngineSpec) -> list[str]:
+    args: list[str] = []
+    if engine.kv_cache_memory is not None:
+        args += ["--kv-cache-memory", engine.kv_cache_memory + "B"]  # Mi -> MiB
+    if engine.max_num_seqs is not None:
+        args += ["--max-num-seqs", str(engine.max_num_seqs)]
+    if engine.max_queue_length is not None:
+        args += ["--max-queue", str(engine.max_queue_length)]
+    return args
+
+
+def _probes(startup_timeout_seconds: int, period_seconds: int) -> Manifest:
+    def probe(path: str, **rule: int) -> Manifest:
+        return {"httpGet": {"path": path, "port": names.PORT_NAME, "scheme": "HTTP"}, **rule}
+
+    return {
+        "startupProbe": probe(
+            "/startupz",
+            periodSeconds=period_seconds,
+            timeoutSeconds=2,
+            failureThreshold=math.ceil(startup_timeout_seconds / period_seconds),
+        ),
+        "livenessProbe": probe("/livez", periodSeconds=10, timeoutSeconds=5, failureThreshold=3),
+        "readinessProbe": probe("/readyz", periodSeconds=period_seconds, timeoutSeconds=2, failureThreshold=2),
+    }

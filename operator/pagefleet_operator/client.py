@@ -1,0 +1,225 @@
+"""The one place that talks to the API server. `kubernetes.aio` gives configuration, credentials and transport.
+
+Paths are built here, so that callers name kinds and objects, never URLs. Every failure is an ApiError; nothing is
+retried here, the level-triggered loops above do that.
+"""
+
+import asyncio
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from pathlib import Path
+from typing import Any, Self
+from urllib.parse import urlencode
+
+import aiohttp
+from kubernetes.aio.client.configuration import Configuration
+from kubernetes.aio.client.rest import RESTClientObject
+from kubernetes.aio.config import ConfigException, load_incluster_config
+from kubernetes.aio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, load_kube_config
+
+from pagefleet_operator import names
+from pagefleet_operator.errors import ApiError, OperatorError
+from pagefleet_operator.settings import ApiSettings
+
+Json = dict[str, Any]
+
+APPLY_PATCH = "application/apply-patch+yaml"
+MERGE_PATCH = "application/merge-patch+json"
+
+IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
+
+
+@dataclass(frozen=True, slots=True)
+class Resource:
+    """A kind of object as its URL names it."""
+
+    group: str
+    version: str
+    plural: str
+
+    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
+        """URL path of a collection, an object or a subresource; namespace None: over all namespaces."""
+        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
+        place = f"/namespaces/{namespace}" if namespace is not None else ""
+        return "".join([root, place, f"/{self.plural}", *(f"/{part}" for part in (name, subresource) if part)])
+
+
+LLMDEPLOYMENTS = Resource(names.GROUP, names.VERSION, names.PLURAL)
+DEPLOYMENTS = Resource("apps", "v1", "deployments")
+SERVICES = Resource("", "v1", "services")
+PODS = Resource("", "v1", "pods")
+EVENTS = Resource("", "v1", "events")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """How to reach the API server: the loaded configuration and the namespace that it implies."""
+
+    configuration: Configuration
+    default_namespace: str
+
+
+async def load_access() -> Access:
+    """From KUBECONFIG or ~/.kube/config, else the pod's service account. Raises OperatorError when neither works."""
+    configuration = Configuration()
+    try:
+        loader = await load_kube_config(config_file=KUBE_CONFIG_DEFAULT_LOCATION, client_configuration=configuration)
+    except (ConfigException, OSError) as no_kubeconfig:
+        try:
+            load_incluster_config(client_configuration=configuration)
+        except ConfigException as no_cluster:
+            raise OperatorError(
+                f"no access to a cluster: kubeconfig {KUBE_CONFIG_DEFAULT_LOCATION}: {no_kubeconfig}; "
+                f"service account: {no_cluster}; set KUBECONFIG or run in a pod"
+            ) from no_cluster
+        return Access(configuration, _pod_namespace() or "default")
+    return Access(configuration, _context_namespace(loader) or "default")
+
+
+def _pod_namespace() -> str | None:
+    return IN_CLUSTER_NAMESPACE.read_text().strip() if IN_CLUSTER_NAMESPACE.is_file() else None
+
+
+def _context_namespace(loader: Any) -> str | None:
+    context = loader.current_context.get("context") or {}
+    namespace = context.get("namespace")
+    return namespace if isinstance(namespace, str) else None
+
+
+class Api:
+    """Requests to the API server. One per process; use as an async context manager."""
+
+    def __init__(self, access: Access, settings: ApiSettings) -> None:
+        configuration = access.configuration
+        configuration.client_session_kwargs = {"trust_env": False}
+        self._configuration = configuration
+        self._rest = RESTClientObject(configuration)
+        self._timeout = aiohttp.ClientTimeout(
+            total=settings.request_timeout_seconds, sock_connect=settings.connect_timeout_seconds
+        )
+        self.observe_request: Callable[[str, str, int], None] | None = None
+        """Called with (method, path, status) after every answer: for metrics."""
+
+    async def __aenter__(self) -> Self:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._rest.close()
+
+    async def get(self, resource: Resource, namespace: str, name: str) -> Json | None:
+        """The object, or None when there is none."""
+        try:
+            return await self._request("GET", resource.path(namespace, name))
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return None
+            raise
+
+    async def list(self, resource: Resource, namespace: str | None, *, labels: str | None = None) -> list[Json]:
+        """All objects of a kind, in pages of 500."""
+        items: list[Json] = []
+        query = {"limit": "500"}
+        if labels:
+            query["labelSelector"] = labels
+        while True:
+            page = await self._request("GET", resource.path(namespace), query=query)
+            items.extend(page.get("items") or [])
+            token = (page.get("metadata") or {}).get("continue")
+            if not token:
+                return items
+            query["continue"] = token
+
+    async def apply(self, resource: Resource, manifest: Json) -> Json:
+        """Server-side apply of a whole child: takes over the fields in it, gives up those that left it."""
+        metadata = manifest["metadata"]
+        return await self._request(
+            "PATCH",
+            resource.path(metadata["namespace"], metadata["name"]),
+            query={"fieldManager": names.FIELD_MANAGER, "force": "true", "fieldValidation": "Strict"},
+            body=manifest,
+            content_type=APPLY_PATCH,
+        )
+
+    async def patch(
+        self, resource: Resource, namespace: str, name: str, body: Json, *, subresource: str | None = None
+    ) -> Json:
+        """Merge patch of an object or of a subresource."""
+        return await self._request(
+            "PATCH",
+            resource.path(namespace, name, subresource),
+            query={"fieldManager": names.FIELD_MANAGER},
+            body=body,
+            content_type=MERGE_PATCH,
+        )
+
+    async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
+        """Create an object."""
+        return await self._request("POST", resource.path(namespace), body=body)
+
+    async def is_served(self, resource: Resource) -> bool:
+        """Whether the API server knows the kind: False until its CRD is installed."""
+        root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
+        try:
+            found = await self._request("GET", root)
+        except ApiError as error:
+            if error.status == HTTPStatus.NOT_FOUND:
+                return False
+            raise
+        return any(item.get("name") == resource.plural for item in found.get("resources") or [])
+
+    async def version(self) -> tuple[int, int]:
+        """(major, minor) of the API server."""
+        answer = await self._request("GET", "/version")
+        digits = ["".join(filter(str.isdigit, str(answer.get(part, "0")))) for part in ("major", "minor")]
+        return int(digits[0] or 0), int(digits[1] or 0)
+
+    async def _request(
+        self,
+        method: str,
+        path: str,
+        *,
+        query: Mapping[str, str] | None = None,
+        body: Json | None = None,
+        content_type: str = "application/json",
+    ) -> Json:
+        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
+        headers.update(await self._authorization())
+        url = self._configuration.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
+        try:
+            answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=self._timeout)
+            data: bytes = await answer.read()
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+            text = str(error) or type(error).__name__
+            raise ApiError(status=0, reason="Unreachable", message=f"{method} {path}: {text}") from error
+        if self.observe_request is not None:
+            self.observe_request(method, path, answer.status)
+        if not 200 <= answer.status < 300:
+            raise _failure(answer.status, data, answer.headers.get("Retry-After"))
+        try:
+            decoded = json.loads(data)
+        except ValueError as error:
+            raise ApiError(status=0, reason="BadAnswer", message=f"{method} {path}: no JSON") from error
+        if not isinstance(decoded, dict):
+            raise ApiError(status=0, reason="BadAnswer", message=f"{method} {path}: no JSON object")
+        return decoded
+
+    async def _authorization(self) -> dict[str, str]:
+        settings: Mapping[str, Mapping[str, Any]] = await self._configuration.auth_settings()
+        bearer = settings.get("BearerToken")
+        return {"Authorization": str(bearer["value"])} if bearer and bearer["value"] else {}
+
+
+def _failure(status: int, data: bytes, retry_after: str | None) -> ApiError:
+    try:
+        answer = json.loads(data)
+    except ValueError:
+        answer = None
+    known = answer if isinstance(answer, dict) else {}
+    return ApiError(
+        status=status,
+        reason=str(known.get("reason") or (HTTPStatus(status).phrase if status in set(HTTPStatus) else "Error")),
+        message=str(known.get("message") or data[:512].decode(errors="replace")),
+        retry_after_seconds=float(retry_after) if retry_after and retry_after.isdigit() else None,
+    )

@@ -1,0 +1,226 @@
+"""Conditions from an ordered list of pure checks: the first that applies names the reason. Pure."""
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagefleet_operator.autoscale import Decision
+from pagefleet_operator.errors import shorten
+from pagefleet_operator.fleet import PodState
+from pagefleet_operator.model import LLMDeployment
+from pagefleet_operator.plan import Observed, Plan
+from pagefleet_operator.pods import Pod
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """One condition, its time apart."""
+
+    type: str
+    status: bool
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """All that conditions are judged from."""
+
+    llmd: LLMDeployment
+    observed: Observed
+    plan: Plan
+    decision: Decision | None = None
+    """The last one; None without autoscaling or before the first scrape round."""
+    overwritten: str | None = None
+    """What the last decision overwrote: a manual change of spec.replicas."""
+    apply_failure: tuple[str, str] | None = None
+    """(reason, message) of a child that the API refused."""
+    scale_failure: str | None = None
+    """Why the last write of spec.replicas failed."""
+    contested: str | None = None
+    """Which child someone keeps changing back, and who."""
+
+    @property
+    def living(self) -> tuple[Pod, ...]:
+        """Pods that are not leaving."""
+        return tuple(pod for pod in self.observed.pods if not pod.terminating and not pod.finished)
+
+    @property
+    def ready(self) -> int:
+        """Pods that answer requests."""
+        return sum(pod.ready for pod in self.living)
+
+
+def judge(facts: Facts) -> list[Verdict]:
+    """Every condition, in the order of `status.conditions`."""
+    verdicts = [_available(facts), _progressing(facts), _degraded(facts)]
+    if facts.llmd.spec.autoscaling is not None:
+        verdicts += [_scaling_active(facts), _able_to_scale(facts), _scaling_limited(facts)]
+    return verdicts
+
+
+def _available(facts: Facts) -> Verdict:
+    ready, wanted = facts.ready, facts.llmd.spec.replicas
+    if ready:
+        return Verdict("Available", True, "ReplicasReady", f"{ready} of {wanted} replicas are ready")
+    if wanted == 0:
+        return Verdict("Available", False, "ScaledToZero", "spec.replicas is 0: raise it to serve the model")
+    if facts.plan.conflicts:
+        return Verdict("Available", False, "NameConflict", "no replica was started")
+    return Verdict("Available", False, "NoReadyReplicas", f"none of {wanted} replicas is ready")
+
+
+def _progressing(facts: Facts) -> Verdict:
+    wanted, living = facts.llmd.spec.replicas, len(facts.living)
+    status = (facts.observed.children.get("Deployment") or {}).get("status") or {}
+    updated = status.get("updatedReplicas", 0)
+    if facts.plan.waits_for_victims:
+        return Verdict("Progressing", True, "ChoosingVictims", f"{living} replicas are to become {wanted}")
+    if living > wanted:
+        return Verdict("Progressing", True, "ScalingDown", f"{living} replicas are to become {wanted}")
+    if living < wanted and status:
+        return Verdict("Progressing", True, "ScalingUp", f"{living} replicas are to become {wanted}")
+    if updated < wanted:
+        return Verdict("Progressing", True, "RollingOut", f"{updated} of {wanted} replicas run the newest template")
+    if facts.ready < wanted:
+        return Verdict("Progressing", True, "Starting", f"{facts.ready} of {wanted} replicas are ready")
+    return Verdict("Progressing", False, "Complete", "everything is as the spec wants it")
+
+
+def _degraded(facts: Facts) -> Verdict:
+    for check in DEGRADED_CHECKS:
+        for reason, message in check(facts):
+            return Verdict("Degraded", True, reason, message)
+    return Verdict("Degraded", False, "AsExpected", "nothing is wrong")
+
+
+def _conflict(facts: Facts) -> Iterator[tuple[str, str]]:
+    if facts.plan.conflicts:
+        yield (
+            "NameConflict",
+            f"{', '.join(facts.plan.conflicts)} exists and belongs to someone else: "
+            "delete it, or create the LLMDeployment under another name",
+        )
+
+
+def _refused(facts: Facts) -> Iterator[tuple[str, str]]:
+    if facts.apply_failure is not None:
+        yield facts.apply_failure
+
+
+def _contested(facts: Facts) -> Iterator[tuple[str, str]]:
+    if facts.contested is not None:
+        yield "FieldContested", facts.contested
+
+
+def _replica_failure(facts: Facts) -> Iterator[tuple[str, str]]:
+    for condition in _deployment_conditions(facts):
+        if condition.get("type") == "ReplicaFailure" and condition.get("status") == "True":
+            text = shorten(condition.get("message") or "pods cannot be created")
+            yield ("QuotaExceeded" if "exceeded quota" in text else "ReplicaFailure"), text
+
+
+def _pod_trouble(facts: Facts) -> Iterator[tuple[str, str]]:
+    for pod in facts.living:
+        if pod.trouble is not None and not pod.ready:
+            yield pod.trouble.reason, f"pod {pod.name}: {pod.trouble.message}"
+
+
+def _deadline(facts: Facts) -> Iterator[tuple[str, str]]:
+    for condition in _deployment_conditions(facts):
+        if condition.get("type") == "Progressing" and condition.get("reason") == "ProgressDeadlineExceeded":
+            limit = facts.llmd.spec.startup_timeout_seconds
+            yield (
+                "RolloutStalled",
+                f"a new replica did not become ready in {limit} s: see its log, or raise startup.timeoutSeconds",
+            )
+
+
+def _silent(facts: Facts) -> Iterator[tuple[str, str]]:
+    for name, why in facts.observed.silent.items():
+        yield "MetricsUnreachable", f"pod {name} is ready but gives no load: {why}"
+
+
+DEGRADED_CHECKS: tuple[Callable[[Facts], Iterator[tuple[str, str]]], ...] = (
+    _conflict,
+    _refused,
+    _contested,
+    _replica_failure,
+    _pod_trouble,
+    _deadline,
+    _silent,
+)
+"""Worst first."""
+
+
+def _deployment_conditions(facts: Facts) -> list[Mapping[str, Any]]:
+    child = facts.observed.children.get("Deployment") or {}
+    return list((child.get("status") or {}).get("conditions") or [])
+
+
+def _scaling_active(facts: Facts) -> Verdict:
+    decision = facts.decision
+    if decision is None:
+        return Verdict("ScalingActive", False, "NoDecisionYet", "no scrape round has ended since the operator started")
+    if decision.active:
+        return Verdict("ScalingActive", True, "ValidMetricFound", "replicas follow KV-cache blocks and queue")
+    return Verdict("ScalingActive", False, decision.reason, decision.message)
+
+
+def _able_to_scale(facts: Facts) -> Verdict:
+    if facts.scale_failure is not None:
+        return Verdict("AbleToScale", False, "FailedUpdateScale", facts.scale_failure)
+    limited = facts.decision.limited_by if facts.decision else None
+    if facts.overwritten is not None:
+        return Verdict("AbleToScale", True, "ReplicasOverwritten", facts.overwritten)
+    if limited in ("ScaleDownStabilized", "ScaleUpStabilized"):
+        return Verdict("AbleToScale", True, limited, "a past recommendation of the stabilisation window still counts")
+    return Verdict("AbleToScale", True, "ReadyForNewScale", "spec.replicas can be changed")
+
+
+LIMITS = {
+    "TooManyReplicas": "more replicas are needed than autoscaling.maxReplicas allows",
+    "TooFewReplicas": "autoscaling.minReplicas keeps more replicas than the load needs",
+    "ScaleUpLimit": "the policies of behavior.scaleUp slow the growth",
+    "ScaleDownLimit": "the policies of behavior.scaleDown slow the shrinking",
+}
+
+
+def _scaling_limited(facts: Facts) -> Verdict:
+    limited = facts.decision.limited_by if facts.decision else None
+    if limited in LIMITS:
+        return Verdict("ScalingLimited", True, str(limited), LIMITS[str(limited)])
+    return Verdict("ScalingLimited", False, "DesiredWithinRange", "the load's own count is within the bounds")
+
+
+def phase_of(facts: Facts, verdicts: list[Verdict]) -> str:
+    """One word for `status.phase`."""
+    holds = {verdict.type for verdict in verdicts if verdict.status}
+    if "Degraded" in holds:
+        return "Degraded"
+    if facts.llmd.spec.replicas == 0:
+        return "Stopped"
+    if facts.observed.children.get("Deployment") is None:
+        return "Pending"
+    if "Available" not in holds:
+        return "Starting"
+    return "Scaling" if "Progressing" in holds else "Available"
+
+
+def worst_reason(verdicts: list[Verdict]) -> str:
+    """Reason of the condition that matters most."""
+    by_type = {verdict.type: verdict for verdict in verdicts}
+    if by_type["Degraded"].status:
+        return by_type["Degraded"].reason
+    if not by_type["Available"].status:
+        return by_type["Available"].reason
+    for name, good in (("ScalingActive", True), ("AbleToScale", True), ("ScalingLimited", False)):
+        verdict = by_type.get(name)
+        if verdict is not None and verdict.status is not good and verdict.reason != "TooFewReplicas":
+            return verdict.reason
+    return by_type["Progressing"].reason if by_type["Progressing"].status else by_type["Available"].reason
+
+
+def pod_states(observed: Observed) -> dict[str, PodState]:
+    """State of every pod by name."""
+    return {pod.name: observed.pod_state(pod) for pod in observed.pods}

@@ -1,0 +1,102 @@
+"""What the autoscaler remembers: past recommendations and past changes. A frozen value; every change returns a new one.
+
+Recommendations are kept in at most 12 buckets over the longer stabilisation window, the form in which they survive a
+restart in `status.autoscaling.history`. Times are seconds on the operator's clock.
+"""
+
+from dataclasses import dataclass, replace
+
+MAX_BUCKETS = 12
+MAX_CHANGES = 256
+"""Changes remembered for the policies' periods, at most."""
+
+KNEE_WEIGHT = 0.2
+"""Weight of a new observation of the running requests at saturation."""
+
+
+@dataclass(frozen=True, slots=True)
+class Bucket:
+    """The extremes of the recommendations of one part of the window: [start, start + bucket length)."""
+
+    start: float
+    max_wanted: int
+    min_wanted: int | None = None
+    """None: restored from status, which keeps only the maximum."""
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One change of the wanted replicas."""
+
+    time: float
+    change: int
+
+
+@dataclass(frozen=True, slots=True)
+class History:
+    """The autoscaler's memory of one LLMDeployment."""
+
+    buckets: tuple[Bucket, ...] = ()
+    """Oldest first."""
+    changes: tuple[Change, ...] = ()
+    """Oldest first."""
+    saturation_running: float | None = None
+    """Requests that one replica runs while its queue is not empty; None until a queue was seen."""
+
+    def recommended(self, wanted: int, *, now: float, window_seconds: float) -> "History":
+        """Remember one recommendation; forget what is older than the window."""
+        length = bucket_seconds(window_seconds)
+        buckets = tuple(bucket for bucket in self.buckets if now - window_seconds < bucket.start + length)
+        last = buckets[-1] if buckets else None
+        if last is not None and last.start <= now < last.start + length:
+            known = wanted if last.min_wanted is None else last.min_wanted
+            merged = Bucket(last.start, max(last.max_wanted, wanted), min(known, wanted))
+            buckets = (*buckets[:-1], merged)
+        else:
+            buckets = (*buckets, Bucket(now, wanted, wanted))
+        return replace(self, buckets=buckets[-MAX_BUCKETS - 1 :])
+
+    def max_since(self, now: float, *, window_seconds: float, bucket_window_seconds: float) -> int | None:
+        """The highest recommendation of the last `window_seconds`; None when there was none."""
+        length = bucket_seconds(bucket_window_seconds)
+        inside = [bucket.max_wanted for bucket in self.buckets if bucket.start + length > now - window_seconds]
+        return max(inside, default=None)
+
+    def min_since(self, now: float, *, window_seconds: float, bucket_window_seconds: float) -> int | None:
+        """The lowest recommendation of the last `window_seconds`; None when there was none."""
+        length = bucket_seconds(bucket_window_seconds)
+        inside = [
+            bucket.min_wanted
+            for bucket in self.buckets
+            if bucket.min_wanted is not None and bucket.start + length > now - window_seconds
+        ]
+        return min(inside, default=None)
+
+    def changed(self, change: int, *, now: float) -> "History":
+        """Remember that the wanted replicas changed by `change`."""
+        return replace(self, changes=(*self.changes, Change(now, change))[-MAX_CHANGES:])
+
+    def added_since(self, start: float) -> int:
+        """Replicas added after `start`."""
+        return sum(change.change for change in self.changes if change.time > start and change.change > 0)
+
+    def removed_since(self, start: float) -> int:
+        """Replicas removed after `start`."""
+        return -sum(change.change for change in self.changes if change.time > start and change.change < 0)
+
+    def saturated_at(self, running: float) -> "History":
+        """Learn how many requests a replica runs when requests wait."""
+        known = self.saturation_running
+        learnt = running if known is None else known + KNEE_WEIGHT * (running - known)
+        return replace(self, saturation_running=learnt)
+
+    def ran(self, running: int) -> "History":
+        """A replica that runs more than the known saturation proves it too low."""
+        if self.saturation_running is None or running <= self.saturation_running:
+            return self
+        return replace(self, saturation_running=float(running))
+
+
+def bucket_seconds(window_seconds: float) -> float:
+    """Length of a bucket: a twelfth of the window, at least one second."""
+    return max(1.0, window_seconds / MAX_BUCKETS)

@@ -1,0 +1,78 @@
+"""A pod's /metrics text -> Sample. Pure; everything that a hostile or broken pod may send ends in a ScrapeError."""
+
+import math
+from collections.abc import Mapping
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from pagefleet_operator.errors import ScrapeError, shorten
+from pagefleet_operator.fleet import Sample
+
+BLOCKS = "pagefleet_kv_blocks"
+BLOCKS_TOTAL = "pagefleet_kv_blocks_total"
+BLOCKS_WAITING = "pagefleet_kv_blocks_waiting"
+OLDEST_WAITING = "pagefleet_requests_oldest_waiting_seconds"
+RUNNING = "vllm:num_requests_running"
+WAITING = "vllm:num_requests_waiting"
+
+FAMILIES = (BLOCKS, BLOCKS_TOTAL, BLOCKS_WAITING, OLDEST_WAITING, RUNNING, WAITING)
+"""The families that a sample needs: what a scrape asks for."""
+
+MAX_COUNT = 2**40
+"""Largest count that is believed; far beyond any cache, far below overflow."""
+
+MAX_SERIES = 4096
+"""Series read from one answer, at most."""
+
+
+def parse_sample(text: str, *, time: float) -> Sample:
+    """Raises ScrapeError when a family is missing, absurd, or contradicts another."""
+    values = _read(text)
+    used, cached = _count(values, f"{BLOCKS}:used"), _count(values, f"{BLOCKS}:cached")
+    total = _count(values, BLOCKS_TOTAL)
+    if total < 1:
+        raise ScrapeError(f"{BLOCKS_TOTAL} is {total}: the engine has no KV cache yet")
+    if used + cached > total:
+        raise ScrapeError(f"{BLOCKS}: {used} used + {cached} cached are more than {BLOCKS_TOTAL}, {total}")
+    return Sample(
+        time=time,
+        blocks_used=used,
+        blocks_cached=cached,
+        blocks_total=total,
+        blocks_waiting=_count(values, BLOCKS_WAITING),
+        running=_count(values, RUNNING),
+        waiting=_count(values, WAITING),
+        oldest_waiting_seconds=_number(values, OLDEST_WAITING),
+    )
+
+
+def _read(text: str) -> Mapping[str, float]:
+    """Values by name, summed over the labels that do not matter; `kv_blocks` by name and state."""
+    values: dict[str, float] = {}
+    series = 0
+    try:
+        for family in text_string_to_metric_families(text):
+            for sample in family.samples:
+                series += 1
+                if series > MAX_SERIES:
+                    raise ScrapeError(f"more than {MAX_SERIES} series in one answer")
+                if sample.name not in FAMILIES:
+                    continue
+                name = f"{BLOCKS}:{sample.labels.get('state', '')}" if sample.name == BLOCKS else sample.name
+                values[name] = values.get(name, 0.0) + float(sample.value)
+    except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
+        raise ScrapeError(f"not Prometheus text: {shorten(str(error) or type(error).__name__, 120)}") from error
+    return values
+
+
+def _number(values: Mapping[str, float], name: str) -> float:
+    value = values.get(name)
+    if value is None:
+        raise ScrapeError(f"{name} is missing")
+    if not math.isfinite(value) or not 0 <= value <= MAX_COUNT:
+        raise ScrapeError(f"{name} is {value}, not between 0 and {MAX_COUNT}")
+    return value
+
+
+def _count(values: Mapping[str, float], name: str) -> int:
+    return round(_number(values, name))

@@ -1,0 +1,240 @@
+"""What a user asked for: an LLMDeployment parsed into frozen values, with the CRD's bounds and rules repeated.
+
+The API server checks the same on admission; checking again here means that an object stored under an older CRD, or
+by an API server without CEL, is reported (`Degraded`, reason `InvalidSpec`) instead of half applied.
+"""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagefleet_operator import fields
+from pagefleet_operator.errors import SpecError
+from pagefleet_operator.names import MAX_NAME_LENGTH, ObjectKey, is_valid_name
+
+RESERVED_ARGS = ("--host", "--port", "--model", "--served-model-name", "--drain-delay", "--drain-timeout")
+"""Flags of the server that only the operator sets: probes, Service and grace period follow from them."""
+
+RESERVED_ENV = (
+    "POD_IP",
+    "PAGEFLEET_HOST",
+    "PAGEFLEET_PORT",
+    "PAGEFLEET_MODEL",
+    "PAGEFLEET_SERVED_MODEL_NAME",
+    "PAGEFLEET_DRAIN_DELAY",
+    "PAGEFLEET_DRAIN_TIMEOUT",
+)
+"""Environment variables that only the operator sets, for the same reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingPolicy:
+    """One limit of `behavior`: at most `value` pods or percent within `period_seconds`."""
+
+    type: str
+    """Pods or Percent."""
+    value: int
+    period_seconds: int
+
+
+@dataclass(frozen=True, slots=True)
+class ScalingRules:
+    """One direction of `behavior`, with the meaning of autoscaling/v2."""
+
+    stabilization_window_seconds: int
+    select_policy: str
+    """Max, Min or Disabled."""
+    policies: tuple[ScalingPolicy, ...]
+
+
+DEFAULT_SCALE_UP = ScalingRules(
+    stabilization_window_seconds=0,
+    select_policy="Max",
+    policies=(ScalingPolicy("Pods", 4, 15), ScalingPolicy("Percent", 100, 15)),
+)
+DEFAULT_SCALE_DOWN = ScalingRules(
+    stabilization_window_seconds=300, select_policy="Max", policies=(ScalingPolicy("Percent", 100, 15),)
+)
+
+
+@dataclass(frozen=True, slots=True)
+class AutoscalingSpec:
+    """Bounds, targets and speed of scaling."""
+
+    max_replicas: int
+    min_replicas: int = fields.MIN_REPLICAS.default_value
+    kv_block_occupancy_percent: int = fields.KV_BLOCK_OCCUPANCY_PERCENT.default_value
+    queued_requests_per_replica: int = fields.QUEUED_REQUESTS_PER_REPLICA.default_value
+    scale_up: ScalingRules = DEFAULT_SCALE_UP
+    scale_down: ScalingRules = DEFAULT_SCALE_DOWN
+
+
+@dataclass(frozen=True, slots=True)
+class EngineSpec:
+    """The server of each replica. None: the server's own default."""
+
+    image: str | None = None
+    """None: the operator's setting."""
+    kv_cache_memory: str | None = None
+    """A Kubernetes quantity in Mi or Gi."""
+    max_num_seqs: int | None = None
+    max_queue_length: int | None = None
+    args: tuple[str, ...] = ()
+    env: tuple[Mapping[str, Any], ...] = ()
+    """EnvVar objects, as they go into the container."""
+
+
+@dataclass(frozen=True, slots=True)
+class LLMDeploymentSpec:
+    """The spec, complete with defaults and checked."""
+
+    model_path: str
+    """Path as the server's container sees it."""
+    served_name: str
+    engine: EngineSpec = field(default_factory=EngineSpec)
+    replicas: int = fields.REPLICAS.default_value
+    autoscaling: AutoscalingSpec | None = None
+    startup_timeout_seconds: int = fields.STARTUP_TIMEOUT_SECONDS.default_value
+    drain_delay_seconds: int = fields.DRAIN_DELAY_SECONDS.default_value
+    drain_timeout_seconds: int = fields.DRAIN_TIMEOUT_SECONDS.default_value
+    resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class LLMDeployment:
+    """One object: who it is, what it wants, what it last said."""
+
+    key: ObjectKey
+    uid: str
+    generation: int
+    spec: LLMDeploymentSpec
+    status: Mapping[str, Any]
+    """As last seen; the autoscaler's memory and transition times are read from here."""
+
+
+def parse(body: Mapping[str, Any]) -> LLMDeployment:
+    """An API object -> LLMDeployment. Raises SpecError with every problem found."""
+    metadata = body["metadata"]
+    name = metadata["name"]
+    problems: list[str] = []
+    if not is_valid_name(name):
+        problems.append(
+            f"metadata.name: {name!r} must be a DNS-1035 label of at most {MAX_NAME_LENGTH} characters; "
+            "create the object under another name"
+        )
+    spec = _parse_spec(fields.Reader(body.get("spec"), "spec", problems), name)
+    if spec is None or problems:
+        raise SpecError(problems)
+    return LLMDeployment(
+        key=ObjectKey(metadata["namespace"], name),
+        uid=metadata["uid"],
+        generation=metadata.get("generation", 0),
+        spec=spec,
+        status=body.get("status") or {},
+    )
+
+
+def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:
+    model = spec.object("model")
+    source = model.text("source", fields.MODEL_SOURCE)
+    if source is None:
+        if not any(problem.startswith("spec.model.source") for problem in spec.problems):
+            model.problem("source", "is required, as file:///path")
+        return None
+    startup, drain = spec.object("startup"), spec.object("drain")
+    return LLMDeploymentSpec(
+        model_path=source.removeprefix("file://"),
+        served_name=model.text("servedName", fields.SERVED_NAME) or name,
+        engine=_parse_engine(spec.object("engine")),
+        replicas=spec.number("replicas", fields.REPLICAS),
+        autoscaling=_parse_autoscaling(spec.object("autoscaling")) if spec.has("autoscaling") else None,
+        startup_timeout_seconds=startup.number("timeoutSeconds", fields.STARTUP_TIMEOUT_SECONDS),
+        drain_delay_seconds=drain.number("delaySeconds", fields.DRAIN_DELAY_SECONDS),
+        drain_timeout_seconds=drain.number("timeoutSeconds", fields.DRAIN_TIMEOUT_SECONDS),
+        resources=_parse_resources(spec.object("resources")),
+    )
+
+
+def _parse_engine(engine: fields.Reader) -> EngineSpec:
+    args = engine.texts("args", fields.ENGINE_ARG, max_items=fields.MAX_ENGINE_ITEMS)
+    if any(arg.split("=", 1)[0] in RESERVED_ARGS for arg in args):
+        engine.problem("args", f"must not hold {', '.join(RESERVED_ARGS)}: the operator sets them from other fields")
+    return EngineSpec(
+        image=engine.text("image", fields.ENGINE_IMAGE),
+        kv_cache_memory=engine.text("kvCacheMemory", fields.KV_CACHE_MEMORY),
+        max_num_seqs=engine.optional_number("maxNumSeqs", fields.MAX_NUM_SEQS),
+        max_queue_length=engine.optional_number("maxQueueLength", fields.MAX_QUEUE_LENGTH),
+        args=args,
+        env=_parse_env(engine),
+    )
+
+
+def _parse_env(engine: fields.Reader) -> tuple[Mapping[str, Any], ...]:
+    entries = engine.objects("env", max_items=fields.MAX_ENGINE_ITEMS)
+    names = [entry.text("name", fields.ENV_NAME) for entry in entries]
+    for entry, name in zip(entries, names, strict=True):
+        if name is None:
+            entry.problem("name", "is required")
+        elif name in RESERVED_ENV:
+            entry.problem("name", f"{name} is set by the operator from other fields")
+        if names.count(name) > 1:
+            entry.problem("name", f"{name} appears more than once")
+        entry.text("value", fields.ENV_VALUE)
+        if entry.has("value") and entry.has("valueFrom"):
+            entry.problem("valueFrom", "stands beside value; give one of them")
+        if entry.has("valueFrom"):
+            source = entry.object("valueFrom")
+            kinds = [kind for kind in ("secretKeyRef", "configMapKeyRef") if source.has(kind)]
+            if len(kinds) != 1:
+                entry.problem("valueFrom", "takes exactly one of secretKeyRef and configMapKeyRef")
+            for kind in kinds:
+                for part in ("name", "key"):
+                    if source.object(kind).text(part, fields.REFERENCE) is None:
+                        source.object(kind).problem(part, "is required")
+    return tuple(entry.value for entry in entries)
+
+
+def _parse_autoscaling(autoscaling: fields.Reader) -> AutoscalingSpec:
+    minimum = autoscaling.number("minReplicas", fields.MIN_REPLICAS)
+    maximum = autoscaling.optional_number("maxReplicas", fields.MAX_REPLICAS)
+    if maximum is None:
+        autoscaling.problem("maxReplicas", "is required")
+        maximum = minimum
+    if minimum > maximum:
+        autoscaling.problem("minReplicas", f"{minimum} must not be above autoscaling.maxReplicas, {maximum}")
+    targets, behavior = autoscaling.object("targets"), autoscaling.object("behavior")
+    return AutoscalingSpec(
+        max_replicas=maximum,
+        min_replicas=minimum,
+        kv_block_occupancy_percent=targets.number("kvBlockOccupancyPercent", fields.KV_BLOCK_OCCUPANCY_PERCENT),
+        queued_requests_per_replica=targets.number("queuedRequestsPerReplica", fields.QUEUED_REQUESTS_PER_REPLICA),
+        scale_up=_parse_rules(behavior.object("scaleUp"), fields.UP_WINDOW_SECONDS, DEFAULT_SCALE_UP),
+        scale_down=_parse_rules(behavior.object("scaleDown"), fields.DOWN_WINDOW_SECONDS, DEFAULT_SCALE_DOWN),
+    )
+
+
+def _parse_rules(rules: fields.Reader, window: fields.Number, defaults: ScalingRules) -> ScalingRules:
+    policies = tuple(
+        ScalingPolicy(
+            type=policy.text("type", fields.POLICY_TYPE) or "Pods",
+            value=policy.required_number("value", fields.POLICY_VALUE),
+            period_seconds=policy.required_number("periodSeconds", fields.POLICY_PERIOD_SECONDS),
+        )
+        for policy in rules.objects("policies", max_items=fields.MAX_POLICIES)
+    )
+    return ScalingRules(
+        stabilization_window_seconds=rules.number("stabilizationWindowSeconds", window),
+        select_policy=rules.text("selectPolicy", fields.SELECT_POLICY) or defaults.select_policy,
+        policies=policies or defaults.policies,
+    )
+
+
+def _parse_resources(resources: fields.Reader) -> Mapping[str, Mapping[str, Any]]:
+    parsed: dict[str, Mapping[str, Any]] = {}
+    for part in ("requests", "limits"):
+        if resources.has(part):
+            amounts = resources.object(part)
+            for resource in amounts.value:
+                amounts.quantity(resource)
+            parsed[part] = dict(amounts.value)
+    return parsed

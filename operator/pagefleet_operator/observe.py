@@ -1,0 +1,57 @@
+"""Puts together what the store and the scraper know of one LLMDeployment."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from pagefleet_operator.client import DEPLOYMENTS, LLMDEPLOYMENTS, PODS, SERVICES, Api, Resource
+from pagefleet_operator.fleet import PodState
+from pagefleet_operator.names import ObjectKey
+from pagefleet_operator.plan import Observed
+from pagefleet_operator.pods import parse_pod
+from pagefleet_operator.scrape import Scraper, Target
+from pagefleet_operator.store import CHILD_KINDS, LLMDEPLOYMENT, POD, Store
+
+RESOURCE_OF: Mapping[str, Resource] = {"Deployment": DEPLOYMENTS, "Service": SERVICES}
+
+
+def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: Mapping[str, Any]) -> Observed:
+    """`found` holds children that a direct read found and our watch does not show: they lack our labels."""
+    pods = tuple(parse_pod(body) for body in store.pods_of(key))
+    serving = [pod for pod in pods if pod.state is PodState.READY]
+    samples = {pod.name: sample for pod in serving if (sample := scraper.fresh(pod.uid, now)) is not None}
+    silent = {
+        pod.name: scraper.failures[pod.uid]
+        for pod in serving
+        if pod.name not in samples and pod.uid in scraper.failures
+    }
+    children = dict(found)
+    for kind in CHILD_KINDS:
+        body = store.get(kind, key)
+        if body is not None:
+            children[kind] = body
+    return Observed(children=children, pods=pods, samples=samples, silent=silent)
+
+
+async def find_children(api: Api, store: Store, key: ObjectKey) -> dict[str, Any]:
+    """Objects of our name that the label-filtered watch cannot show, read one by one: absent ones are left out."""
+    found: dict[str, Any] = {}
+    for kind in CHILD_KINDS:
+        if store.get(kind, key) is None:
+            body = await api.get(RESOURCE_OF[kind], key.namespace, key.name)
+            if body is not None:
+                found[kind] = body
+    return found
+
+
+def targets(store: Store) -> list[Target]:
+    """Every ready pod of ours."""
+    pods = [parse_pod(body) for key in store.keys(POD) if (body := store.get(POD, key)) is not None]
+    return [Target(pod.uid, pod.ip) for pod in pods if pod.ip is not None and pod.state is PodState.READY]
+
+
+async def resync(api: Api, store: Store, namespace: str | None, selector: str) -> None:
+    """List everything afresh into the store: heals events that a watch lost. Raises ApiError."""
+    store.replace(LLMDEPLOYMENT, await api.list(LLMDEPLOYMENTS, namespace), namespace)
+    store.replace(POD, await api.list(PODS, namespace, labels=selector), namespace)
+    for kind, resource in RESOURCE_OF.items():
+        store.replace(kind, await api.list(resource, namespace, labels=selector), namespace)

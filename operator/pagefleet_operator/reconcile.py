@@ -1,0 +1,248 @@
+"""The level-triggered loop of one LLMDeployment: observe -> decide -> plan -> apply -> status.
+
+Events only mark an object dirty. What runs compares what is with what should be, every time from scratch; a failure
+backs off and touches no other object.
+"""
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from pagefleet_operator import apply, status
+from pagefleet_operator.client import Api
+from pagefleet_operator.clock import Clock
+from pagefleet_operator.conditions import Facts
+from pagefleet_operator.errors import ApiError, SpecError
+from pagefleet_operator.events import EventRecorder
+from pagefleet_operator.model import LLMDeployment, parse
+from pagefleet_operator.names import ObjectKey
+from pagefleet_operator.observe import find_children, observe
+from pagefleet_operator.plan import Observed, Plan, plan
+from pagefleet_operator.scaling import Scaling
+from pagefleet_operator.scrape import Scraper
+from pagefleet_operator.settings import OperatorSettings
+from pagefleet_operator.store import CHILD_KINDS, LLMDEPLOYMENT, Store
+from pagefleet_operator.transitions import transitions
+
+logger = logging.getLogger(__name__)
+
+FIND_AGAIN_SECONDS = 10.0
+"""A child that the watch does not show is read directly this often."""
+
+
+@dataclass(frozen=True, slots=True)
+class Context:
+    """What all loops share."""
+
+    api: Api
+    store: Store
+    scraper: Scraper
+    recorder: EventRecorder
+    settings: OperatorSettings
+    clock: Clock
+
+
+@dataclass(slots=True)
+class Memory:
+    """What one loop remembers of one incarnation (uid) of its object."""
+
+    uid: str
+    scaling: Scaling = field(default_factory=Scaling)
+    ledger: apply.Ledger = field(default_factory=apply.Ledger)
+    found: dict[str, Any] = field(default_factory=dict)
+    """Children that the watch does not show, as last read."""
+    found_at: float | None = None
+    victims_since: float | None = None
+    """Since when a shrink waits for the victims' costs to be seen."""
+    status_at: float | None = None
+    """When the status was last written."""
+
+
+class ObjectLoop:
+    """Reconciles one key until its object is gone."""
+
+    def __init__(self, key: ObjectKey, context: Context) -> None:
+        self.key = key
+        self._context = context
+        self._dirty = asyncio.Event()
+        self._memory: Memory | None = None
+
+    def mark(self) -> None:
+        """Something about the object may have changed."""
+        self._dirty.set()
+
+    async def run(self) -> None:
+        """Returns when the object is gone."""
+        failures = 0
+        due: float | None = None
+        while True:
+            await self._wait(due)
+            self._dirty.clear()
+            body = self._context.store.get(LLMDEPLOYMENT, self.key)
+            if body is None:
+                return
+            try:
+                due = await self.step(body)
+                failures = 0
+            except ApiError as error:
+                failures += 1
+                pause = self._backoff(failures, error)
+                logger.warning("%s: %s; again in %.1f s", self.key, error, pause)
+                await asyncio.sleep(pause)
+                due = 0.0
+
+    async def _wait(self, due_seconds: float | None) -> None:
+        try:
+            async with asyncio.timeout(due_seconds):
+                await self._dirty.wait()
+        except TimeoutError:
+            return
+
+    def _backoff(self, failures: int, error: ApiError) -> float:
+        settings = self._context.settings.reconcile
+        pause: float = min(settings.max_backoff_seconds, settings.min_backoff_seconds * 2 ** min(failures - 1, 16))
+        return max(pause, min(error.retry_after_seconds or 0.0, settings.max_backoff_seconds))
+
+    async def step(self, body: Mapping[str, Any]) -> float | None:
+        """One reconcile. Returns seconds until the next one is due anyway. Raises ApiError."""
+        now = self._context.clock()
+        if body["metadata"].get("deletionTimestamp") is not None:
+            return None
+        memory = self._remember(body["metadata"]["uid"])
+        try:
+            llmd = memory.scaling.settle(parse(body))
+        except SpecError as error:
+            return await self._write_status(memory, body, status.render_invalid(body, error, now), now)
+        observed = await self._observe(memory, now)
+        llmd = await self._scale(memory, llmd, observed, now)
+        intended = self._plan(memory, llmd, observed, now)
+        failure = await self._apply(memory, llmd, intended, observed, now)
+        observed = observe(self._context.store, self._context.scraper, self.key, now, memory.found)
+        facts = Facts(
+            llmd=llmd,
+            observed=observed,
+            plan=intended,
+            decision=memory.scaling.decision,
+            overwritten=memory.scaling.overwritten,
+            apply_failure=failure,
+            scale_failure=memory.scaling.failure,
+            contested=self._contested(memory, now),
+        )
+        rendered = status.render(facts, memory.scaling.history, memory.scaling.decisions, now)
+        for transition in transitions(llmd.status, rendered):
+            await self._context.recorder.record(
+                llmd, reason=transition.reason, message=transition.message, warning=transition.warning
+            )
+        due = await self._write_status(memory, body, rendered, now)
+        if intended.waits_for_victims:
+            return 1.0 if due is None else min(due, 1.0)
+        return due
+
+    def _remember(self, uid: str) -> Memory:
+        if self._memory is None or self._memory.uid != uid:
+            self._memory = Memory(uid)
+        return self._memory
+
+    async def _observe(self, memory: Memory, now: float) -> Observed:
+        store = self._context.store
+        if all(store.get(kind, self.key) is not None for kind in CHILD_KINDS):
+            memory.found, memory.found_at = {}, None
+        elif memory.found_at is None or now - memory.found_at >= FIND_AGAIN_SECONDS:
+            memory.found, memory.found_at = await find_children(self._context.api, store, self.key), now
+        return observe(store, self._context.scraper, self.key, now, memory.found)
+
+    async def _scale(self, memory: Memory, llmd: LLMDeployment, observed: Observed, now: float) -> LLMDeployment:
+        scaling = memory.scaling
+        decision = scaling.decide(llmd, observed, scrape_round=self._context.scraper.rounds, now=now)
+        if decision is None:
+            return llmd
+        try:
+            await apply.write_scale(self._context.api, llmd, decision.replicas)
+        except ApiError as error:
+            scaling.failure = str(error)
+            return llmd
+        scaled = scaling.scaled(llmd, decision, now)
+        grows = scaled.spec.replicas > llmd.spec.replicas
+        await self._context.recorder.record(
+            llmd,
+            reason="ScaledUp" if grows else "ScaledDown",
+            message=f"from {llmd.spec.replicas} to {scaled.spec.replicas} replicas: "
+            f"{decision.reason}: {decision.message}",
+        )
+        if scaling.overwritten is not None:
+            await self._context.recorder.record(llmd, reason="ReplicasOverwritten", message=scaling.overwritten)
+        return scaled
+
+    def _plan(self, memory: Memory, llmd: LLMDeployment, observed: Observed, now: float) -> Plan:
+        deadline = self._context.settings.reconcile.victims_deadline_seconds
+        overdue = memory.victims_since is not None and now - memory.victims_since >= deadline
+        intended = plan(llmd, observed, self._context.settings.children, victims_overdue=overdue)
+        if not intended.waits_for_victims and not overdue:
+            memory.victims_since = None
+        elif memory.victims_since is None:
+            memory.victims_since = now
+        return intended
+
+    async def _apply(
+        self, memory: Memory, llmd: LLMDeployment, intended: Plan, observed: Observed, now: float
+    ) -> tuple[str, str] | None:
+        """Returns (reason, message) of a refusal; raises ApiError for what may pass later."""
+        context = self._context
+        try:
+            await apply.write_costs(context.api, llmd, intended.costs)
+            outcome = await apply.apply_children(
+                context.api, intended, observed, memory.ledger, context.settings.reconcile, now
+            )
+        except ApiError as error:
+            if error.is_transient:
+                raise
+            return (
+                "Forbidden" if error.status == 403 else "InvalidTemplate"
+            ), f"the API refused a child: {error.message}"
+        for child in outcome.bodies:
+            context.store.put(child["kind"], child)
+        for repair in outcome.repairs:
+            who = ", ".join(repair.managers) or "someone"
+            await context.recorder.record(
+                llmd,
+                reason="DriftRepaired",
+                message=f"{repair.kind} {llmd.key.name} was changed by {who} and changed back: "
+                f"edit LLMDeployment {llmd.key.name} instead",
+                warning=True,
+            )
+        return None
+
+    def _contested(self, memory: Memory, now: float) -> str | None:
+        settings = self._context.settings.reconcile
+        for kind in CHILD_KINDS:
+            if apply.is_contested(memory.ledger, kind, settings, now):
+                return (
+                    f"{kind} {self.key.name} was changed back {settings.contested_repairs} times within "
+                    f"{settings.contested_window_seconds:g} s: stop whoever else writes it, see its managedFields"
+                )
+        return None
+
+    async def _write_status(
+        self, memory: Memory, body: Mapping[str, Any], rendered: Mapping[str, Any], now: float
+    ) -> float | None:
+        """Write what differs, numbers at most once an interval. Returns seconds until the rest is due."""
+        last = body.get("status") or {}
+        patch = status.difference(rendered, last)
+        if not patch:
+            return None
+        settings = self._context.settings.reconcile
+        objects = len(self._context.store.keys(LLMDEPLOYMENT))
+        interval = max(settings.status_interval_seconds, objects / settings.status_writes_per_second)
+        if memory.status_at is not None and not status.is_urgent(patch, last) and now - memory.status_at < interval:
+            return interval - (now - memory.status_at)
+        try:
+            answer = await apply.write_status(self._context.api, self.key.namespace, self.key.name, patch)
+        except ApiError as error:
+            if error.status == 404:
+                return None
+            raise
+        memory.status_at = now
+        self._context.store.put(LLMDEPLOYMENT, answer)
+        return None

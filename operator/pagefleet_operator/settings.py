@@ -1,0 +1,83 @@
+"""Every setting of the operator, by subject. A default lives here once; flags and docs read it from here."""
+
+from dataclasses import dataclass, field
+from importlib.metadata import version
+
+
+def default_server_image() -> str:
+    """The server image of this release."""
+    return f"pagefleet/server:{version('pagefleet')}"
+
+
+@dataclass(frozen=True, slots=True)
+class ChildSettings:
+    """What goes into the children beside the spec."""
+
+    server_image: str = field(default_factory=default_server_image)
+    """Image of servers whose spec names none. Environment: PAGEFLEET_SERVER_IMAGE."""
+    grace_margin_seconds: int = 15
+    """Added to drain delay + timeout for terminationGracePeriodSeconds: the process still has to end."""
+    probe_period_seconds: int = 2
+    """Period of the startup and readiness probes: a new replica takes requests at most this late."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScrapeSettings:
+    """How pods are asked for their load."""
+
+    period_seconds: float = 2.0
+    """Time from the start of one round to the start of the next."""
+    timeout_seconds: float = 1.0
+    """Deadline of one pod's answer, headers and body."""
+    max_bytes: int = 256 * 1024
+    """Longest answer that is read; a longer one is no answer."""
+    stale_after_periods: float = 5.0
+    """A sample older than this many periods is missing."""
+    concurrency: int = 128
+    """Pods asked at once."""
+
+    @property
+    def stale_after_seconds(self) -> float:
+        """Age from which a sample counts as missing."""
+        return self.period_seconds * self.stale_after_periods
+
+
+@dataclass(frozen=True, slots=True)
+class ReconcileSettings:
+    """The loop of each object."""
+
+    resync_seconds: float = 120.0
+    """Everything is listed afresh this often: it heals events that a watch lost."""
+    min_backoff_seconds: float = 0.5
+    """Pause after the first failure; doubles with each further one."""
+    max_backoff_seconds: float = 30.0
+    """Longest pause after failures."""
+    status_interval_seconds: float = 2.0
+    """Shortest time between two status writes that only change numbers; conditions and replicas go at once."""
+    status_writes_per_second: float = 50.0
+    """Such writes of all objects together, at most: with many objects the interval grows."""
+    victims_deadline_seconds: float = 10.0
+    """A scale-down waits this long for the victims' deletion cost to be seen, then goes ahead."""
+    contested_repairs: int = 3
+    """Repairs of the same child within contested_window_seconds after which it is reported as contested."""
+    contested_window_seconds: float = 300.0
+
+
+@dataclass(frozen=True, slots=True)
+class ApiSettings:
+    """Requests to the API server."""
+
+    request_timeout_seconds: float = 20.0
+    connect_timeout_seconds: float = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class OperatorSettings:
+    """The whole."""
+
+    namespaces: tuple[str, ...] = ()
+    """Namespaces that are served; empty: all of them."""
+    children: ChildSettings = field(default_factory=ChildSettings)
+    scrape: ScrapeSettings = field(default_factory=ScrapeSettings)
+    reconcile: ReconcileSettings = field(default_factory=ReconcileSettings)
+    api: ApiSettings = field(default_factory=ApiSettings)
