@@ -55,6 +55,11 @@ class Flag:
         return ENV_PREFIX + self.name.replace("-", "_").upper()
 
     @property
+    def negated(self) -> bool:
+        """A switch that is on by default is turned off by `--no-...`."""
+        return self.kind is bool and self.default is True
+
+    @property
     def is_size(self) -> bool:
         """Whether the value is bytes and may be written as 2GiB."""
         return self.path[-1].endswith("_bytes")
@@ -74,7 +79,7 @@ def list_flags(settings: type = ServerSettings, path: tuple[str, ...] = ()) -> I
         kind, notes = _unwrap(hint)
         yield Flag(
             path=here,
-            name=re.sub("_(bytes|seconds)$", "", item.name).replace("_", "-"),
+            name=_name_flag(item.name, negated=kind is bool and item.default is True),
             kind=kind,
             required=item.default is MISSING,
             default=None if item.default is MISSING else item.default,
@@ -82,6 +87,11 @@ def list_flags(settings: type = ServerSettings, path: tuple[str, ...] = ()) -> I
             choices=next((note.values for note in notes if isinstance(note, Choices)), ()),
             meta=next((note for note in notes if isinstance(note, msgspec.Meta)), None),
         )
+
+
+def _name_flag(field_name: str, *, negated: bool) -> str:
+    name = re.sub("_(bytes|seconds)$", "", field_name).replace("_", "-")
+    return f"no-{name}" if negated else name
 
 
 def parse_value(flag: Flag, text: str, source: str) -> object:
@@ -96,7 +106,7 @@ def parse_value(flag: Flag, text: str, source: str) -> object:
         known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
         if text.lower() not in known:
             raise BadSettingError(f"{source}: {text[:100]!r} is neither true nor false")
-        return known[text.lower()]
+        return known[text.lower()] is not flag.negated
     number = _parse_size(text, source) if flag.is_size else _parse_number(flag.kind, text, source)
     meta = flag.meta or msgspec.Meta()
     for out_of_bounds, bound in (
@@ -155,6 +165,9 @@ def _make_parser(flags: Sequence[Flag]) -> argparse.ArgumentParser:
     for flag in flags:
         default = "required" if flag.required else f"default: {_show(flag)}"
         text = f"{flag.doc} [{default}; {flag.variable}]".replace("%", "%%")
+        if flag.kind is bool:
+            parser.add_argument(flag.option, dest=flag.name, action="store_const", const="true", help=text)
+            continue
         unit = "BYTES" if flag.is_size else "SECONDS" if flag.path[-1].endswith("_seconds") else flag.kind.__name__
         parser.add_argument(flag.option, dest=flag.name, metavar=unit.upper(), help=text)
     return parser
@@ -163,6 +176,8 @@ def _make_parser(flags: Sequence[Flag]) -> argparse.ArgumentParser:
 def _show(flag: Flag) -> str:
     if flag.is_size and isinstance(flag.default, int):
         return f"{flag.default // 1024**2}MiB"
+    if flag.kind is bool:
+        return "off"
     return "chosen at start" if flag.default is None else str(flag.default)
 
 

@@ -34,10 +34,16 @@ class Drain:
         return self._begun is not None and self._clock() >= self._begun + self._delay
 
     @property
-    def expired(self) -> bool:
-        """What still runs is ended."""
-        return self._begun is not None and self._clock() >= self._begun + self._delay + self._timeout
+    def seconds_to_refusal(self) -> float:
+        """Until new requests are refused; 0 when they are. Only after begin()."""
+        return self._left(self._delay)
 
-    def finished(self, num_open: int) -> bool:
-        """Whether the process may end."""
-        return self.expired or (self.refuses and num_open == 0)
+    @property
+    def seconds_to_expiry(self) -> float:
+        """Until what still runs is ended; 0 when it is time. Only after begin()."""
+        return self._left(self._delay + self._timeout)
+
+    def _left(self, span: float) -> float:
+        if self._begun is None:
+            raise RuntimeError("the drain has not begun")
+        return max(0.0, self._begun + span - self._clock())

@@ -20,11 +20,11 @@ class ErrorBody:
     param: str | None = None
     code: str | None = None
 
-    def to_json(self) -> str:
+    def to_json(self) -> bytes:
         """The document; foreign text is cut so that an error cannot echo a whole prompt."""
         message = self.message if len(self.message) <= MAX_MESSAGE_CHARS else self.message[:MAX_MESSAGE_CHARS] + " ..."
         error = {"message": message, "type": self.type, "param": self.param, "code": self.code}
-        return json.dumps({"error": error})
+        return json.dumps({"error": error}).encode()
 
 
 class ApiError(Exception):

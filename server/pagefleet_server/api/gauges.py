@@ -1,13 +1,14 @@
 """Gauges, and counters that the engine keeps: computed from its last message at each scrape, so none can be stale."""
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
 from pagefleet_server.api import metric_names as names
+from pagefleet_server.wire import Gauges
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +32,20 @@ class GaugeView:
     attention_backend: str = ""
     linear_backend: str = ""
     start_seconds: dict[str, float] = field(default_factory=dict)
+
+    def with_engine(self, gauges: Gauges) -> "GaugeView":
+        """Completed by what the engine said last."""
+        return replace(
+            self,
+            running=gauges.num_running,
+            blocks_free=gauges.blocks_free,
+            blocks_cached=gauges.blocks_cached,
+            blocks_used=gauges.blocks_used,
+            blocks_total=gauges.blocks_total,
+            preemptions=gauges.num_preemptions,
+            prefix_queries_tokens=gauges.prefix_queries_tokens,
+            prefix_hits_tokens=gauges.prefix_hits_tokens,
+        )
 
     @property
     def usage(self) -> float:

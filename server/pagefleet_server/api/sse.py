@@ -8,6 +8,6 @@ HEADERS = {
 DONE = b"data: [DONE]\n\n"
 
 
-def encode_event(document: str) -> bytes:
+def encode_event(document: bytes) -> bytes:
     """One event. JSON escapes every line break, so the document is one line."""
-    return b"data: " + document.encode() + b"\n\n"
+    return b"data: " + document + b"\n\n"

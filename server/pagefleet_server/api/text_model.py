@@ -27,11 +27,20 @@ class TextModel:
             else None
         )
         self.max_token_bytes = max(len(token.encode()) for token in loaded.tokenizer.get_vocab())
-        """No token stands for more bytes of text (byte-level vocabularies write a byte as one or two: still a bound)."""
+        """No token stands for more bytes of text (byte-level ones write a byte as one or two: still a bound)."""
 
     async def encode(self, text: str, *, add_special_tokens: bool, max_model_len: int) -> list[int]:
         """Token ids. Raises BadRequestError for a text that cannot fit, without tokenising it."""
-        return await self._in_thread(lambda: self._encode(text, add_special_tokens, max_model_len))
+
+        def work() -> list[int]:
+            check_text_bytes(len(text.encode()), max_token_bytes=self.max_token_bytes, max_model_len=max_model_len)
+            return self._encode(text, add_special_tokens)
+
+        return await self._in_thread(work)
+
+    async def encode_any(self, text: str, *, add_special_tokens: bool) -> list[int]:
+        """Token ids of a text that need not fit into the context."""
+        return await self._in_thread(lambda: self._encode(text, add_special_tokens))
 
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """The prompt text of a conversation; options of ChatTemplate.render. Raises BadRequestError."""
@@ -53,8 +62,7 @@ class TextModel:
         """Tokens as the vocabulary writes them."""
         return [self._loaded.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def _encode(self, text: str, add_special_tokens: bool, max_model_len: int) -> list[int]:
-        check_text_bytes(len(text.encode()), max_token_bytes=self.max_token_bytes, max_model_len=max_model_len)
+    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
         ids: list[int] = self._loaded.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
         return ids
 

@@ -106,6 +106,12 @@ class ChatBody(SamplingBody):
         return self
 
     @property
+    def template_variables(self) -> dict[str, Any]:
+        """Beside the messages."""
+        effort = {} if self.reasoning_effort is None else {"reasoning_effort": self.reasoning_effort}
+        return {**effort, **self.chat_template_kwargs}
+
+    @property
     def template_messages(self) -> list[dict[str, Any]]:
         """Raises BadRequestError for content that is not text."""
         return [message.to_template(index) for index, message in enumerate(self.messages)]

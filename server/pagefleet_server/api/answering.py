@@ -1,0 +1,105 @@
+"""Sends a generation to its client: as one body, or as events while it goes on."""
+
+import asyncio
+from contextlib import aclosing
+
+import msgspec
+from aiohttp import web
+
+from pagefleet_server.api import sse
+from pagefleet_server.api.errors import ApiError
+from pagefleet_server.api.generation import Generation, Usage
+from pagefleet_server.api.protocol.sampling import SamplingBody
+from pagefleet_server.api.replies import Document, Reply
+
+USAGE = web.RequestKey("usage", Usage)
+"""Token counts for the access log."""
+OUTCOME = web.RequestKey("outcome", str)
+"""How a stream ended, when it did not end well, for the access log."""
+
+
+async def send_whole(request: web.Request, generation: Generation, reply: Reply) -> web.Response:
+    """Wait for every choice, then answer. Raises UnavailableError."""
+    async with aclosing(generation.deltas()) as deltas:
+        async for _ in deltas:
+            pass
+    request[USAGE] = generation.usage
+    return web.Response(
+        body=msgspec.json.encode(reply.whole(generation.choices, generation.usage)), content_type="application/json"
+    )
+
+
+async def send_stream(
+    request: web.Request, generation: Generation, reply: Reply, body: SamplingBody, *, write_timeout_seconds: float
+) -> web.StreamResponse:
+    """Answer event by event. An error before the first token is raised; a later one is the last event."""
+    stream = EventStream(request, write_timeout_seconds=write_timeout_seconds)
+    opened: set[int] = set()
+
+    def with_usage(event: Document) -> Document:
+        if body.wants_continuous_usage:
+            return event | {"usage": generation.usage.to_dict()}
+        return event | {"usage": None} if body.wants_usage else event
+
+    async def follow() -> bytes:
+        """Send all events but the last, which is returned."""
+        try:
+            async with aclosing(generation.deltas()) as deltas:
+                async for choice, delta in deltas:
+                    events = [reply.piece(choice, delta)]
+                    if choice.plan.index not in opened:
+                        opened.add(choice.plan.index)
+                        events.insert(0, reply.opening(choice))
+                    await stream.send([with_usage(event) for event in events if event is not None])
+        except ApiError as error:
+            if not stream.started:
+                raise
+            request[OUTCOME] = str(error.code)
+            return sse.encode_event(error.body.to_json())
+        if body.wants_usage:
+            await stream.send([reply.final_usage(generation.usage)])
+        return sse.DONE
+
+    try:
+        await stream.end(await follow())
+    except (TimeoutError, ConnectionError) as error:
+        request[OUTCOME] = "client_too_slow" if isinstance(error, TimeoutError) else "client_gone"
+        stream.drop()
+    finally:
+        request[USAGE] = generation.usage
+    return stream.response
+
+
+class EventStream:
+    """An SSE response whose reader must keep up: aiohttp's buffer is the only one, and waiting for it has a limit."""
+
+    def __init__(self, request: web.Request, *, write_timeout_seconds: float) -> None:
+        self._request = request
+        self._timeout = write_timeout_seconds
+        self.response = web.StreamResponse(headers=sse.HEADERS)
+
+    @property
+    def started(self) -> bool:
+        """Whether the status line is out."""
+        return self.response.prepared
+
+    async def send(self, documents: list[Document]) -> None:
+        """Raises TimeoutError when the client takes nothing, ConnectionError when it is gone."""
+        if documents:
+            await self._write(b"".join(sse.encode_event(msgspec.json.encode(document)) for document in documents))
+
+    async def end(self, last: bytes) -> None:
+        """The last event, and the end of the body."""
+        await self._write(last)
+        await self.response.write_eof()
+
+    def drop(self) -> None:
+        """Cut the connection: the client must not take a torn stream for a whole one."""
+        if self._request.transport is not None:
+            self._request.transport.abort()
+
+    async def _write(self, data: bytes) -> None:
+        async with asyncio.timeout(self._timeout):
+            if not self.response.prepared:
+                await self.response.prepare(self._request)
+            await self.response.write(data)

@@ -1,0 +1,126 @@
+"""Routes, and what happens around every request: its id, its errors, its access log line, its connection."""
+
+import json
+import re
+import uuid
+from collections.abc import Awaitable, Callable
+
+from aiohttp import web
+
+from pagefleet_server.api import generation_routes, status_routes, text_routes
+from pagefleet_server.api.answering import OUTCOME, USAGE
+from pagefleet_server.api.errors import ApiError, ErrorBody, UnavailableError
+from pagefleet_server.api.service import SERVICE, Service
+from pagefleet_server.log import ACCESS_LOGGER
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+REQUEST_ID = web.RequestKey("request_id", str)
+REQUEST_ID_PATTERN = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
+CLIENT_GONE_STATUS = 499
+"""In the access log only: the client closed the connection before the answer."""
+PROBES = frozenset({"/livez", "/readyz", "/startupz", "/health", "/metrics"})
+"""Logged at debug level: they come every few seconds."""
+
+
+def make_app(service: Service) -> web.Application:
+    """The whole HTTP surface."""
+    app = web.Application(
+        middlewares=[follow_request, answer_errors], client_max_size=service.settings.http.max_body_bytes
+    )
+    app[SERVICE] = service
+    app.on_response_prepare.append(set_headers)
+    app.add_routes(
+        [
+            web.post("/v1/completions", count_open(generation_routes.post_completions)),
+            web.post("/v1/chat/completions", count_open(generation_routes.post_chat_completions)),
+            web.post("/tokenize", text_routes.post_tokenize),
+            web.post("/detokenize", text_routes.post_detokenize),
+            web.get("/v1/models", status_routes.get_models),
+            web.get("/v1/models/{model:.+}", status_routes.get_model),
+            web.get("/version", status_routes.get_version),
+            web.get("/health", status_routes.get_health),
+            web.get("/livez", status_routes.get_livez),
+            web.get("/readyz", status_routes.get_readyz),
+            web.get("/startupz", status_routes.get_startupz),
+            web.get("/metrics", status_routes.get_metrics),
+            web.post("/drain", status_routes.post_drain),
+        ]
+    )
+    return app
+
+
+def count_open(handler: Handler) -> Handler:
+    """A drain waits for these."""
+
+    async def counted(request: web.Request) -> web.StreamResponse:
+        with request.app[SERVICE].open_request():
+            return await handler(request)
+
+    return counted
+
+
+@web.middleware
+async def follow_request(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Give the request an id, and log one line when its handler has ended; never a word of the prompt."""
+    service = request.app[SERVICE]
+    given = request.headers.get("X-Request-Id", "")
+    request[REQUEST_ID] = given if REQUEST_ID_PATTERN.fullmatch(given) else uuid.uuid4().hex
+    started = service.clock()
+    status = CLIENT_GONE_STATUS
+    try:
+        response = await handler(request)
+        status = response.status
+        return response
+    finally:
+        usage = request.get(USAGE)
+        line: dict[str, object] = {
+            "method": request.method,
+            "path": request.path[:200],
+            "status": status,
+            "ms": round((service.clock() - started) * 1000, 1),
+            "request_id": request[REQUEST_ID],
+        }
+        if usage is not None:
+            line["prompt_tokens"], line["completion_tokens"] = usage.prompt_tokens, usage.completion_tokens
+        if OUTCOME in request:
+            line["outcome"] = request[OUTCOME]
+        log = ACCESS_LOGGER.debug if request.path in PROBES else ACCESS_LOGGER.info
+        log("%s", json.dumps(line))
+
+
+@web.middleware
+async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """The one place that maps errors to answers."""
+    try:
+        return await handler(request)
+    except UnavailableError as error:
+        retry = {"Retry-After": str(error.refusal.retry_after_seconds)}
+        return _error(error.status, error.body, retry)
+    except ApiError as error:
+        return _error(error.status, error.body)
+    except web.HTTPRequestEntityTooLarge:
+        limit = request.app[SERVICE].settings.http.max_body_bytes
+        return _error(413, ErrorBody(f"the body exceeds {limit} bytes", "invalid_request_error"))
+    except web.HTTPMethodNotAllowed as error:
+        body = ErrorBody(f"{request.method} is not allowed here", "invalid_request_error")
+        return _error(error.status, body, {"Allow": ", ".join(sorted(error.allowed_methods))})
+    except web.HTTPException as error:
+        return _error(error.status, ErrorBody(f"{request.path[:200]}: {error.reason}", "invalid_request_error"))
+
+
+async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
+    """The request's id; and `Connection: close` while this replica is leaving or has a queue, so that pooled clients
+    look for another one."""
+    service = request.app[SERVICE]
+    response.headers["Server"] = "pagefleet"
+    request_id = request.get(REQUEST_ID)
+    if request_id is not None:
+        response.headers["X-Request-Id"] = request_id
+    if service.drain.active or service.tracker.load.waiting > 0:
+        response.force_close()
+        response.headers["Connection"] = "close"  # aiohttp has written its own headers before this hook
+
+
+def _error(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:
+    return web.Response(status=status, body=body.to_json(), content_type="application/json", headers=headers)

@@ -1,0 +1,184 @@
+"""Runs the choices of one HTTP request through the engine and folds their tokens into text."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass, field
+from types import TracebackType
+from typing import Self
+
+from pagefleet_server.api.errors import ApiError, BadRequestError
+from pagefleet_server.api.output_text import Delta, OutputText, TextRules
+from pagefleet_server.api.service import Service
+from pagefleet_server.api.text_model import TextModel
+from pagefleet_server.client.errors import EngineError, RequestRefusedError
+from pagefleet_server.client.request_stream import RequestStream
+from pagefleet_server.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class ChoicePlan:
+    """One output that is to be made."""
+
+    index: int
+    """In the answer's `choices`."""
+    prompt_index: int
+    prompt_token_ids: list[int]
+    sampling: SamplingParams
+    rules: TextRules
+    skip_special_tokens: bool = True
+    prompt_text: str | None = None
+    """Given when the prompt is echoed."""
+
+
+@dataclass(slots=True)
+class Choice:
+    """One output that is being made."""
+
+    plan: ChoicePlan
+    stream: RequestStream
+    output: OutputText
+    num_cached_tokens: int = 0
+    text: list[str] = field(default_factory=list)
+    token_ids: list[int] = field(default_factory=list)
+    last: Delta | None = None
+    """The delta with the finish reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Usage:
+    """Tokens of one HTTP request; a prompt counts once however many outputs it has."""
+
+    prompt_tokens: int
+    completion_tokens: int
+    cached_tokens: int
+
+    def to_dict(self) -> dict[str, object]:
+        """OpenAI's shape."""
+        return {
+            "prompt_tokens": self.prompt_tokens,
+            "completion_tokens": self.completion_tokens,
+            "total_tokens": self.prompt_tokens + self.completion_tokens,
+            "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
+        }
+
+
+Arrivals = asyncio.Queue[tuple[Choice, Delta | ApiError]]
+
+
+class Generation:
+    """`with Generation(...) as generation: async for choice, delta in generation.deltas(): ...`
+
+    Leaving the block aborts what has not ended: a client that goes away cancels its handler.
+    """
+
+    def __init__(self, service: Service, text: TextModel, plans: Sequence[ChoicePlan], *, arrival: float) -> None:
+        self._service = service
+        self._text = text
+        self._plans = plans
+        self._arrival = arrival
+        self._reason = "abort"
+        self.choices: list[Choice] = []
+
+    def __enter__(self) -> Self:
+        try:
+            for plan in self._plans:
+                self.choices.append(self._submit(plan))
+        except RequestRefusedError as error:
+            self._close()
+            raise BadRequestError(str(error)) from error
+        except EngineError as error:
+            self._close()
+            raise self._service.explain(error) from error
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self._close()
+
+    @property
+    def usage(self) -> Usage:
+        """So far."""
+        prompts = {choice.plan.prompt_index: choice for choice in reversed(self.choices)}
+        return Usage(
+            prompt_tokens=sum(len(choice.plan.prompt_token_ids) for choice in prompts.values()),
+            completion_tokens=sum(choice.output.num_tokens for choice in self.choices),
+            cached_tokens=sum(choice.num_cached_tokens for choice in prompts.values()),
+        )
+
+    async def deltas(self) -> AsyncGenerator[tuple[Choice, Delta], None]:
+        """What each choice brings, as it comes, until all have ended. Raises UnavailableError. Close it with aclosing:
+        a consumer that is slow holds back nothing but itself, tokens are merged meanwhile."""
+        if len(self.choices) == 1:
+            async with aclosing(self._follow(self.choices[0])) as deltas:
+                async for delta in deltas:
+                    yield self.choices[0], delta
+            return
+        queue: Arrivals = asyncio.Queue(maxsize=1)
+        tasks = [asyncio.create_task(self._follow_into(choice, queue)) for choice in self.choices]
+        num_open = len(tasks)
+        try:
+            while num_open:
+                choice, arrived = await queue.get()
+                if isinstance(arrived, ApiError):
+                    raise arrived
+                num_open -= arrived.finish_reason is not None
+                yield choice, arrived
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+
+    def _submit(self, plan: ChoicePlan) -> Choice:
+        service, text = self._service, self._text
+        stream = service.client.submit(plan.prompt_token_ids, plan.sampling)
+        service.tracker.sent(
+            stream.request_id,
+            arrival=self._arrival,
+            num_prompt=len(plan.prompt_token_ids),
+            block_size=service.settings.engine.cache.block_size,
+        )
+        service.open_streams[stream.request_id] = stream
+
+        def decode(token_ids: list[int]) -> str:
+            return text.decode(token_ids, skip_special_tokens=plan.skip_special_tokens)
+
+        return Choice(plan, stream, OutputText(decode, plan.prompt_token_ids, plan.rules))
+
+    async def _follow(self, choice: Choice) -> AsyncGenerator[Delta, None]:
+        try:
+            async for output in choice.stream:
+                choice.num_cached_tokens = max(choice.num_cached_tokens, output.num_cached_tokens)
+                delta = choice.output.feed(output.token_ids, output.finish_reason)
+                choice.text.append(delta.text)
+                choice.token_ids.extend(delta.token_ids)
+                if delta.finish_reason is not None:
+                    choice.last = delta
+                    self._end(choice, delta.finish_reason)
+                yield delta
+                if delta.finish_reason is not None:
+                    return
+            raise EngineError("the request was ended by the server")
+        except EngineError as error:
+            self._reason = "error"
+            raise self._service.explain(error) from error
+
+    async def _follow_into(self, choice: Choice, queue: "Arrivals") -> None:
+        try:
+            async with aclosing(self._follow(choice)) as deltas:
+                async for delta in deltas:
+                    await queue.put((choice, delta))
+        except ApiError as error:
+            await queue.put((choice, error))
+
+    def _end(self, choice: Choice, reason: str) -> None:
+        """The engine forgets it (if it has not ended it itself) and the metrics learn why; once."""
+        choice.stream.close()
+        self._service.open_streams.pop(choice.stream.request_id, None)
+        self._service.tracker.ended(choice.stream.request_id, reason)
+
+    def _close(self) -> None:
+        for choice in self.choices:
+            if choice.last is None:
+                self._end(choice, self._reason)

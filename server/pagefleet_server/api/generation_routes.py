@@ -1,0 +1,125 @@
+"""POST /v1/completions and /v1/chat/completions."""
+
+import secrets
+import uuid
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+from aiohttp import web
+
+from pagefleet_server.api.answering import send_stream, send_whole
+from pagefleet_server.api.bodies import read_body
+from pagefleet_server.api.generation import ChoicePlan, Generation
+from pagefleet_server.api.lengths import check_token_ids, resolve_max_tokens
+from pagefleet_server.api.protocol.chat import ChatBody
+from pagefleet_server.api.protocol.completions import DEFAULT_MAX_TOKENS, CompletionBody
+from pagefleet_server.api.protocol.sampling import SamplingBody
+from pagefleet_server.api.replies import ChatReply, CompletionReply, Reply
+from pagefleet_server.api.sampling import SEEDS, make_sampling, make_text_rules
+from pagefleet_server.api.service import SERVICE, Loaded, Service
+
+Prompt = tuple[list[int], str | None]
+"""Token ids, and the text to echo."""
+
+
+async def post_completions(request: web.Request) -> web.StreamResponse:
+    """Continue each prompt."""
+    service = request.app[SERVICE]
+    service.require()
+    body = await read_body(request, service, CompletionBody)
+    loaded = service.require()
+    service.check_model(body.model)
+    with ExitStack() as stack:
+        with service.admit(len(body.prompts) * body.n) as arrival:
+            prompts = [await _encode_prompt(loaded, body, prompt) for prompt in body.prompts]
+            plans = _plan(loaded, body, prompts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
+            generation = stack.enter_context(Generation(service, loaded.text, plans, arrival=arrival))
+        reply = CompletionReply(_head("cmpl", service), with_token_ids=body.return_token_ids)
+        return await _answer(request, service, generation, reply, body)
+
+
+async def post_chat_completions(request: web.Request) -> web.StreamResponse:
+    """Answer a conversation."""
+    service = request.app[SERVICE]
+    service.require()
+    body = await read_body(request, service, ChatBody)
+    loaded = service.require()
+    service.check_model(body.model)
+    with ExitStack() as stack:
+        with service.admit(body.n) as arrival:
+            prompt = await _encode_conversation(loaded, body)
+            wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+            plans = _plan(loaded, body, [(prompt, None)], wanted=wanted, default=None)
+            generation = stack.enter_context(Generation(service, loaded.text, plans, arrival=arrival))
+        reply = ChatReply(_head("chatcmpl", service), with_token_ids=body.return_token_ids)
+        return await _answer(request, service, generation, reply, body)
+
+
+def _head(prefix: str, service: Service) -> dict[str, object]:
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(service.wall_clock()), "model": service.model_name}
+
+
+async def _answer(
+    request: web.Request, service: Service, generation: Generation, reply: Reply, body: SamplingBody
+) -> web.StreamResponse:
+    if not body.stream:
+        return await send_whole(request, generation, reply)
+    timeout = service.settings.http.write_timeout_seconds
+    return await send_stream(request, generation, reply, body, write_timeout_seconds=timeout)
+
+
+async def _encode_prompt(loaded: Loaded, body: CompletionBody, prompt: str | list[int]) -> Prompt:
+    if isinstance(prompt, str):
+        ids = await loaded.text.encode(
+            prompt, add_special_tokens=body.add_special_tokens, max_model_len=loaded.ready.max_model_len
+        )
+        return ids, prompt if body.echo else None
+    check_token_ids(prompt, loaded.ready.vocab_size)
+    if not body.echo:
+        return prompt, None
+    return prompt, await loaded.text.decode_long(prompt, skip_special_tokens=body.skip_special_tokens)
+
+
+async def _encode_conversation(loaded: Loaded, body: ChatBody) -> list[int]:
+    text = await loaded.text.render(
+        body.template_messages,
+        add_generation_prompt=body.add_generation_prompt,
+        continue_final_message=body.continue_final_message,
+        documents=body.documents,
+        variables=body.template_variables,
+    )
+    return await loaded.text.encode(
+        text, add_special_tokens=body.add_special_tokens, max_model_len=loaded.ready.max_model_len
+    )
+
+
+def _plan(
+    loaded: Loaded, body: SamplingBody, prompts: Sequence[Prompt], *, wanted: int | None, default: int | None
+) -> list[ChoicePlan]:
+    """`n` choices for each prompt, in order. Raises BadRequestError."""
+    ready = loaded.ready
+    rules = make_text_rules(body, eos_token_ids=ready.eos_token_ids)
+    first_seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed
+    plans = []
+    for prompt_index, (token_ids, echo) in enumerate(prompts):
+        max_tokens = resolve_max_tokens(len(token_ids), wanted, default=default, max_model_len=ready.max_model_len)
+        for number in range(body.n):
+            sampling = make_sampling(
+                body,
+                max_tokens=max_tokens,
+                seed=first_seed + number,
+                eos_token_ids=ready.eos_token_ids,
+                vocab_size=ready.vocab_size,
+            )
+            plans.append(
+                ChoicePlan(
+                    index=prompt_index * body.n + number,
+                    prompt_index=prompt_index,
+                    prompt_token_ids=token_ids,
+                    sampling=sampling,
+                    rules=rules,
+                    skip_special_tokens=body.skip_special_tokens,
+                    prompt_text=echo,
+                )
+            )
+    return plans

@@ -1,0 +1,192 @@
+"""The life of the API process: listen, load, serve, drain, end; one exit code."""
+
+import asyncio
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from enum import IntEnum
+from pathlib import Path
+
+from aiohttp import web
+
+from pagefleet_server.api.app import make_app
+from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.service import DrainExpiredError, Loaded, Service
+from pagefleet_server.api.text_model import TextModel, load_text_model
+from pagefleet_server.client.engine_client import EngineClient
+from pagefleet_server.client.errors import EngineDeadError
+from pagefleet_server.log import LOGGER
+from pagefleet_server.model_errors import ModelError
+from pagefleet_server.settings import ServerSettings
+
+TEXT_THREADS = 2
+LAST_WORDS_SECONDS = 2.0
+"""Open answers get so long to write their last event before the connections are cut."""
+
+
+class ExitCode(IntEnum):
+    """Of the server process."""
+
+    OK = 0
+    """Drained."""
+    FAILED = 1
+    """The engine died, or the address cannot be listened on; the log says why."""
+    USAGE = 2
+    """A flag or variable has a wrong value."""
+    BAD_MODEL = 3
+    """The model is not there or cannot be served; starting again will not help."""
+    INTERRUPTED = 130
+    """SIGINT."""
+
+
+class Server:
+    """One server process. run() must be called in the main thread's event loop."""
+
+    def __init__(self, settings: ServerSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+        self._settings = settings
+        self._clock = clock
+
+    async def run(self) -> ExitCode:
+        """Serve until a signal or the engine's end; leaves no process behind."""
+        model = self._settings.engine.model
+        client = EngineClient(self._settings.engine, clock=self._clock)
+        name = model.served_model_name or name_model(model.model)
+        service = Service(self._settings, model_name=name, client=client, clock=self._clock)
+        client.observe_steps(service.tracker.on_step)
+        runner = web.AppRunner(
+            make_app(service), access_log=None, handler_cancellation=True, shutdown_timeout=LAST_WORDS_SECONDS
+        )
+        interrupted = asyncio.Event()
+        with handle_signals({signal.SIGTERM: service.begin_drain, signal.SIGINT: interrupted.set}):
+            try:
+                if not await self._listen(runner):
+                    return ExitCode.FAILED
+                with ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text") as pool:
+                    return await self._live(service, pool, interrupted)
+            finally:
+                await client.stop()
+                await runner.cleanup()
+
+    async def _listen(self, runner: web.AppRunner) -> bool:
+        http = self._settings.http
+        await runner.setup()
+        try:
+            await web.TCPSite(runner, http.host, http.port, backlog=1024).start()
+        except OSError as error:
+            LOGGER.error("cannot listen on %s port %d: %s", http.host, http.port, error.strerror or error)
+            return False
+        for address in runner.addresses:
+            LOGGER.info("listening on http://%s:%d", address[0], address[1])
+        return True
+
+    async def _live(self, service: Service, pool: ThreadPoolExecutor, interrupted: asyncio.Event) -> ExitCode:
+        """Everything that can end the server, each as a task that gives the exit code; the first one decides."""
+        endings = {
+            asyncio.create_task(self._load(service, pool), name="load"),
+            asyncio.create_task(self._watch_engine(service), name="engine"),
+            asyncio.create_task(self._drain(service), name="drain"),
+            asyncio.create_task(self._interrupt(interrupted), name="interrupt"),
+        }
+        try:
+            while True:
+                done, endings = await asyncio.wait(endings, return_when=asyncio.FIRST_COMPLETED)
+                codes = [code for task in done if (code := task.result()) is not None]
+                if codes:
+                    return codes[0]
+        finally:
+            for task in endings:
+                task.cancel()
+            await asyncio.gather(*endings, return_exceptions=True)
+
+    async def _load(self, service: Service, pool: ThreadPoolExecutor) -> ExitCode | None:
+        """Text side and engine at the same time. None: both are there."""
+        model = self._settings.engine.model.model
+        begun = self._clock()
+        LOGGER.info("loading %s as %r", model, service.model_name)
+        loop = asyncio.get_running_loop()
+        try:
+            text: TextModel = await loop.run_in_executor(pool, load_text_model, Path(model), pool)
+        except (ModelError, BadRequestError) as error:
+            LOGGER.error("the model cannot be served: %s", error)
+            return ExitCode.BAD_MODEL
+        await service.client.start()
+        try:
+            ready = await service.client.wait_ready()
+        except EngineDeadError:
+            return None  # _watch_engine tells
+        service.loaded = Loaded(ready, text)
+        LOGGER.info(
+            "ready after %.1f s: context %d tokens, %d blocks of %d tokens, attention %s",
+            self._clock() - begun,
+            ready.max_model_len,
+            ready.num_blocks,
+            ready.block_size,
+            ready.attention_backend,
+        )
+        return None
+
+    async def _watch_engine(self, service: Service) -> ExitCode:
+        error = await service.client.on_death
+        service.tracker.on_death()
+        LOGGER.error("the engine died: %s", error.reason)
+        await self._wait_for_idle(service, LAST_WORDS_SECONDS)
+        return ExitCode.BAD_MODEL if error.return_code == ExitCode.BAD_MODEL else ExitCode.FAILED
+
+    async def _drain(self, service: Service) -> ExitCode:
+        await service.drain_begun.wait()
+        if service.loaded is None:
+            LOGGER.info("told to end before the model was loaded")
+            return ExitCode.OK
+        http = self._settings.http
+        LOGGER.info(
+            "draining: new requests are served for %g s, then open ones (%d now) have %g s",
+            http.drain_delay_seconds,
+            service.num_open,
+            http.drain_timeout_seconds,
+        )
+        await asyncio.sleep(service.drain.seconds_to_refusal)
+        if not await self._wait_for_idle(service, service.drain.seconds_to_expiry):
+            LOGGER.warning("drain timeout: %d open requests are ended", service.num_open)
+            service.end_streams(
+                DrainExpiredError(
+                    f"this replica is shutting down and the drain timeout of {http.drain_timeout_seconds:g} s is over"
+                )
+            )
+            await self._wait_for_idle(service, LAST_WORDS_SECONDS)
+        LOGGER.info("drained")
+        return ExitCode.OK
+
+    async def _interrupt(self, interrupted: asyncio.Event) -> ExitCode:
+        await interrupted.wait()
+        LOGGER.info("interrupted")
+        return ExitCode.INTERRUPTED
+
+    async def _wait_for_idle(self, service: Service, limit_seconds: float) -> bool:
+        """Whether all open requests ended in time."""
+        try:
+            async with asyncio.timeout(limit_seconds):
+                await service.idle.wait()
+        except TimeoutError:
+            return False
+        return True
+
+
+def name_model(path: str) -> str:
+    """The last part of the path, without the suffix of a file."""
+    last = Path(path)
+    return (last.stem if last.suffix == ".gguf" else last.name) or path
+
+
+@contextlib.contextmanager
+def handle_signals(handlers: dict[signal.Signals, Callable[[], None]]) -> Iterator[None]:
+    """Call these in the running loop instead of the default actions."""
+    loop = asyncio.get_running_loop()
+    for number, handler in handlers.items():
+        loop.add_signal_handler(number, handler)
+    try:
+        yield
+    finally:
+        for number in handlers:
+            loop.remove_signal_handler(number)

@@ -1,0 +1,195 @@
+"""What every handler needs, and the door: who may come in now."""
+
+import asyncio
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from aiohttp import web
+
+from pagefleet_server.api.admission import Room, count_excess
+from pagefleet_server.api.drain import Drain
+from pagefleet_server.api.errors import BadRequestError, NotFoundError, Refusal, UnavailableError
+from pagefleet_server.api.gauges import GaugeView
+from pagefleet_server.api.lengths import TOO_LONG
+from pagefleet_server.api.metrics import Metrics
+from pagefleet_server.api.protocol.fields import UnknownFields
+from pagefleet_server.api.text_model import TextModel
+from pagefleet_server.api.tracker import Tracker
+from pagefleet_server.client.engine_client import EngineClient
+from pagefleet_server.client.errors import EngineDeadError, EngineError
+from pagefleet_server.client.request_stream import RequestStream
+from pagefleet_server.settings import ServerSettings
+from pagefleet_server.wire import Ready
+
+STARTING_RETRY_SECONDS = 5
+ELSEWHERE_RETRY_SECONDS = 1
+"""Draining or dead: another replica answers at once."""
+
+
+class DrainExpiredError(EngineError):
+    """The drain's time is over and this request is not."""
+
+
+@dataclass(frozen=True, slots=True)
+class Loaded:
+    """Engine and text side are both there."""
+
+    ready: Ready
+    text: TextModel
+
+
+class Service:
+    """One served model. Created before anything is loaded; `loaded` is set when it can answer."""
+
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        model_name: str,
+        client: EngineClient,
+        clock: Callable[[], float],
+        wall_clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.settings = settings
+        self.model_name = model_name
+        self.client = client
+        self.clock = clock
+        self.wall_clock = wall_clock
+        self.created = int(wall_clock())
+        self.loaded: Loaded | None = None
+        self.drain = Drain(
+            delay_seconds=settings.http.drain_delay_seconds,
+            timeout_seconds=settings.http.drain_timeout_seconds,
+            clock=clock,
+        )
+        self.metrics = Metrics(model_name, self.view)
+        self.tracker = Tracker(self.metrics, clock=clock)
+        self.unknown_fields = UnknownFields()
+        self.open_streams: dict[str, RequestStream] = {}
+        """Engine requests that have not ended."""
+        self.num_open = 0
+        """Generation requests whose handler has not ended."""
+        self.idle = asyncio.Event()
+        """Set while num_open is 0."""
+        self.idle.set()
+        self.drain_begun = asyncio.Event()
+
+    @property
+    def room(self) -> Room:
+        """Bounds of admission."""
+        return Room(self.settings.http.max_queue, self.settings.engine.scheduler.max_num_seqs)
+
+    @property
+    def stalled(self) -> bool:
+        """Work is there and the engine has been silent for too long."""
+        client = self.client
+        silent = client.last_message_age_seconds > self.settings.http.stall_seconds
+        return self.loaded is not None and client.dead is None and client.has_work and silent
+
+    @property
+    def accepts(self) -> bool:
+        """What /readyz says. Overload never turns it off."""
+        return self.loaded is not None and self.client.dead is None and not self.drain.active and not self.stalled
+
+    def require(self) -> Loaded:
+        """The loaded model. Raises UnavailableError while it starts, refuses or is dead."""
+        if self.client.dead is not None:
+            raise self._refuse("engine_dead", f"the engine is dead: {self.client.dead.reason}", ELSEWHERE_RETRY_SECONDS)
+        if self.loaded is None:
+            raise self._refuse("starting", "the model is still being loaded; see /startupz", STARTING_RETRY_SECONDS)
+        if self.drain.refuses:
+            raise self._refuse(
+                "draining", "this replica is shutting down; another one answers", ELSEWHERE_RETRY_SECONDS
+            )
+        return self.loaded
+
+    def _refuse(self, reason: str, message: str, retry_after_seconds: int) -> UnavailableError:
+        self.metrics.rejected(reason)
+        return UnavailableError(Refusal(reason, message, retry_after_seconds))
+
+    @contextmanager
+    def open_request(self) -> Iterator[None]:
+        """A drain waits for what is inside."""
+        self.num_open += 1
+        self.idle.clear()
+        try:
+            yield
+        finally:
+            self.num_open -= 1
+            if self.num_open == 0:
+                self.idle.set()
+
+    @contextmanager
+    def admit(self, num_requests: int) -> Iterator[float]:
+        """Count `num_requests` as waiting until all are sent; gives the arrival time. Raises UnavailableError or
+        BadRequestError when there can never be room."""
+        if num_requests > self.room.most:
+            raise BadRequestError(
+                f"{num_requests} outputs were asked for at once (prompts times n); at most {self.room.most} fit into "
+                "the queue and the batch together"
+            )
+        excess = count_excess(self.tracker.load, self.room, num_requests)
+        if excess:
+            raise self._refuse(
+                "queue_full",
+                f"{self.tracker.num_waiting} requests wait and at most {self.room.max_queue} may; try again later",
+                self.tracker.rate.seconds_for(excess),
+            )
+        key = object()
+        arrival = self.tracker.arrive(key, num_requests)
+        try:
+            yield arrival
+        except BadRequestError as error:
+            if error.code == TOO_LONG:
+                self.metrics.rejected("too_long")
+            raise
+        finally:
+            self.tracker.left_door(key)
+
+    def check_model(self, name: str | None) -> None:
+        """Raises NotFoundError for another model's name."""
+        if name is not None and name != self.model_name:
+            raise NotFoundError(
+                f"the model {name[:200]!r} is not served here; this is {self.model_name!r}",
+                param="model",
+                code="model_not_found",
+            )
+
+    def explain(self, error: EngineError) -> UnavailableError:
+        """A failed engine call as an answer."""
+        if isinstance(error, DrainExpiredError):
+            return UnavailableError(Refusal("draining", str(error), ELSEWHERE_RETRY_SECONDS))
+        if isinstance(error, EngineDeadError):
+            return UnavailableError(Refusal("engine_dead", f"the engine died: {error.reason}", ELSEWHERE_RETRY_SECONDS))
+        return UnavailableError(Refusal("starting", str(error), STARTING_RETRY_SECONDS))
+
+    def end_streams(self, error: EngineError) -> None:
+        """What was received is still delivered, then everyone gets the error."""
+        for stream in self.open_streams.values():
+            stream.fail(error)
+
+    def begin_drain(self) -> None:
+        """From SIGTERM or /drain; more than once is as good as once."""
+        if self.drain.begin():
+            self.drain_begun.set()
+
+    def view(self) -> GaugeView:
+        """Gauges of this moment."""
+        tracker, gauges, ready = self.tracker, self.tracker.gauges, self.client.ready
+        common = GaugeView(
+            waiting=tracker.num_waiting,
+            blocks_waiting=tracker.blocks_waiting,
+            oldest_waiting_seconds=tracker.oldest_waiting_seconds,
+            report_age_seconds=self.client.last_message_age_seconds,
+            draining=self.drain.active,
+            block_size=self.settings.engine.cache.block_size,
+            blocks_total=0 if ready is None or self.client.dead is not None else ready.num_blocks,
+            attention_backend="" if ready is None else ready.attention_backend,
+            start_seconds={} if ready is None else ready.start_seconds,
+        )
+        return common if gauges is None else common.with_engine(gauges)
+
+
+SERVICE = web.AppKey("service", Service)

@@ -1,0 +1,54 @@
+"""POST /tokenize and /detokenize."""
+
+import msgspec
+from aiohttp import web
+
+from pagefleet_server.api.bodies import read_body
+from pagefleet_server.api.lengths import check_token_ids
+from pagefleet_server.api.protocol.tokenizing import DetokenizeBody, TokenizeBody
+from pagefleet_server.api.service import SERVICE
+
+
+async def post_tokenize(request: web.Request) -> web.Response:
+    """Token ids of a text or a conversation, as the generation routes would make them."""
+    service = request.app[SERVICE]
+    service.require()
+    body = await read_body(request, service, TokenizeBody)
+    loaded = service.require()
+    service.check_model(body.model)
+    if body.messages is None:
+        text, add_special_tokens = body.prompt or "", body.add_special_tokens is not False
+    else:
+        add_special_tokens = bool(body.add_special_tokens)
+        text = await loaded.text.render(
+            [message.to_template(index) for index, message in enumerate(body.messages)],
+            add_generation_prompt=body.add_generation_prompt,
+            continue_final_message=body.continue_final_message,
+            variables=body.chat_template_kwargs,
+        )
+    ids = await loaded.text.encode_any(text, add_special_tokens=add_special_tokens)
+    return _answer(
+        {
+            "count": len(ids),
+            "max_model_len": loaded.ready.max_model_len,
+            "tokens": ids,
+            "token_strs": loaded.text.token_strings(ids) if body.return_token_strs else None,
+        }
+    )
+
+
+async def post_detokenize(request: web.Request) -> web.Response:
+    """Text of token ids."""
+    service = request.app[SERVICE]
+    service.require()
+    body = await read_body(request, service, DetokenizeBody)
+    loaded = service.require()
+    service.check_model(body.model)
+    if body.tokens:
+        check_token_ids(body.tokens, loaded.ready.vocab_size)
+    text = await loaded.text.decode_long(body.tokens, skip_special_tokens=body.skip_special_tokens)
+    return _answer({"prompt": text})
+
+
+def _answer(document: dict[str, object]) -> web.Response:
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
