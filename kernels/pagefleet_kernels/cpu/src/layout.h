@@ -33,6 +33,12 @@ struct Element<float> {
     static Vec step(Vec acc, Scalar a, Lanes b) { return fma(a, b, acc); }
     // Words hold one token each: there is nothing to cut.
     static Lanes keep(Lanes b, uint32_t) { return b; }
+    // Store 32 softmax weights; returns sum plus them.
+    static Vec store_weights(float* p, Vec a, Vec b, Vec sum) {
+        store(p, a);
+        store(p + kLanes, b);
+        return sum + a + b;
+    }
 };
 
 template <>
@@ -52,6 +58,13 @@ struct Element<Bf16> {
     }
     static Lanes keep(Lanes b, uint32_t word_mask) {
         return _mm512_and_si512(b, _mm512_set1_epi32(static_cast<int>(word_mask)));
+    }
+    // The sum is of the weights as stored: rounding one then changes numerator and denominator alike.
+    static Vec store_weights(Bf16* p, Vec a, Vec b, Vec sum) {
+        __m512i packed = (__m512i)_mm512_cvtne2ps_pbh(b.v, a.v);
+        _mm512_storeu_si512(p, packed);
+        const __m512i ones = _mm512_set1_epi32(0x3f803f80);
+        return step(sum, packed, ones);
     }
 #else
     struct Lanes {
@@ -77,6 +90,11 @@ struct Element<Bf16> {
     static Lanes keep(Lanes b, uint32_t word_mask) {
         __m256i mask = _mm256_set1_epi32(static_cast<int>(word_mask));
         return {_mm256_and_si256(b.lo, mask), _mm256_and_si256(b.hi, mask)};
+    }
+    static Vec store_weights(Bf16* p, Vec a, Vec b, Vec sum) {
+        store(p, a);
+        store(p + kLanes, b);
+        return sum + load(p) + load(p + kLanes);
     }
 
    private:

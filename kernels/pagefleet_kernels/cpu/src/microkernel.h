@@ -17,14 +17,23 @@ constexpr int kMaxRows = 4;
 constexpr int kMaxColumns = 1;
 #endif
 
-template <class T, int R, int C>
+//
+// What is streamed from memory is read once: with Ahead, each line of b that is used asks for the same line of the tile
+// that comes one span later (ahead[c]), so that memory is never waited for and never asked in bursts.
+template <class T, bool Ahead, int R, int C>
 inline __attribute__((always_inline)) void accumulate(Vec (&acc)[R][C], const char* const* a,
-                                                      const uint32_t* const* b, size_t b_stride, int begin, int end) {
+                                                      const uint32_t* const* b, const uint32_t* const* ahead,
+                                                      size_t b_stride, int begin, int end) {
     using E = Element<T>;
     for (int step = begin; step < end; ++step) {
         typename E::Lanes columns[C];
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) columns[c] = E::load_lanes(b[c] + static_cast<size_t>(step) * b_stride);
+        if constexpr (Ahead) {
+#pragma GCC unroll 8
+            for (int c = 0; c < C; ++c)
+                _mm_prefetch(reinterpret_cast<const char*>(ahead[c] + static_cast<size_t>(step) * b_stride), _MM_HINT_T1);
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {
             typename E::Scalar row = E::broadcast(a[r] + static_cast<size_t>(step) * 4);
@@ -34,43 +43,50 @@ inline __attribute__((always_inline)) void accumulate(Vec (&acc)[R][C], const ch
     }
 }
 
+constexpr int kSpan = 64;                  // tokens: see row_block.h
+constexpr int kSpanTiles = kSpan / kTile;  // tiles
+
+// The K tiles, or the V tiles, of one span; null where no row sees a key. `ahead` may be read by prefetches only.
+struct Tiles {
+    const uint32_t* now[kSpanTiles] = {};
+    const uint32_t* ahead[kSpanTiles] = {};
+};
+
 // Scores: out[r][tile * 16 + token] = q[r] . k[token] for the tiles [first, last) of K.
-template <class T, int R, int C>
-inline void score_tiles(float* const* out, const char* const* q, const uint32_t* const* k_tiles, int first,
-                        int k_words) {
+template <class T, bool Ahead, int R, int C>
+inline void score_tiles(float* const* out, const char* const* q, const Tiles& k, int first, int k_words) {
     Vec acc[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) acc[r][c] = set1(0.0f);
-    accumulate<T, R, C>(acc, q, k_tiles + first, kTile, 0, k_words);
+    accumulate<T, Ahead, R, C>(acc, q, k.now + first, k.ahead + first, kTile, 0, k_words);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) store(out[r] + (first + c) * kTile, acc[r][c]);
 }
 
-template <class T, int R>
-inline void score_rows(float* const* out, const char* const* q, const uint32_t* const* k_tiles, int first, int last,
-                       int k_words) {
+template <class T, bool Ahead, int R>
+inline void score_rows(float* const* out, const char* const* q, const Tiles& k, int first, int last, int k_words) {
     while (first < last) {
         int columns = last - first < kMaxColumns ? last - first : kMaxColumns;
         switch (columns) {
 #if defined(__AVX512F__)
-            case 4: score_tiles<T, R, 4>(out, q, k_tiles, first, k_words); break;
-            case 3: score_tiles<T, R, 3>(out, q, k_tiles, first, k_words); break;
-            case 2: score_tiles<T, R, 2>(out, q, k_tiles, first, k_words); break;
+            case 4: score_tiles<T, Ahead, R, 4>(out, q, k, first, k_words); break;
+            case 3: score_tiles<T, Ahead, R, 3>(out, q, k, first, k_words); break;
+            case 2: score_tiles<T, Ahead, R, 2>(out, q, k, first, k_words); break;
 #endif
-            default: score_tiles<T, R, 1>(out, q, k_tiles, first, k_words);
+            default: score_tiles<T, Ahead, R, 1>(out, q, k, first, k_words);
         }
         first += columns;
     }
 }
 
 // Values: acc[r][...] += p[r] . V over the rows [begin, end) of one group of V tiles; row i lies in tile i / v_rows.
-template <class T, int R, int C>
-inline void add_values(float* const* acc, const char* const* p, const uint32_t* const* v_tiles, int column, int begin,
-                       int end, int v_rows, int v_pad) {
+template <class T, bool Ahead, int R, int C>
+inline void add_values(float* const* acc, const char* const* p, const Tiles& v, int column, int begin, int end,
+                       int v_rows, int v_pad) {
     Vec sums[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -80,13 +96,17 @@ inline void add_values(float* const* acc, const char* const* p, const uint32_t* 
         int tile = row / v_rows;
         int stop = (tile + 1) * v_rows < end ? (tile + 1) * v_rows : end;
         // Shifted back so that step `row` of the group reads row `row - tile * v_rows` of this tile.
-        const uint32_t* b[C];
+        const uint32_t *b[C], *ahead[C];
         const char* a[R];
 #pragma GCC unroll 8
-        for (int c = 0; c < C; ++c) b[c] = v_tiles[tile] + column + c * kLanes;
+        for (int c = 0; c < C; ++c) {
+            b[c] = v.now[tile] + column + c * kLanes;
+            ahead[c] = v.ahead[tile] + column + c * kLanes;
+        }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) a[r] = p[r] + static_cast<size_t>(tile) * v_rows * 4;
-        accumulate<T, R, C>(sums, a, b, static_cast<size_t>(v_pad), row - tile * v_rows, stop - tile * v_rows);
+        accumulate<T, Ahead, R, C>(sums, a, b, ahead, static_cast<size_t>(v_pad), row - tile * v_rows,
+                                   stop - tile * v_rows);
         row = stop;
     }
 #pragma GCC unroll 8
@@ -95,19 +115,19 @@ inline void add_values(float* const* acc, const char* const* p, const uint32_t* 
         for (int c = 0; c < C; ++c) store(acc[r] + column + c * kLanes, sums[r][c]);
 }
 
-template <class T, int R>
-inline void value_rows(float* const* acc, const char* const* p, const uint32_t* const* v_tiles, int begin, int end,
-                       int v_rows, int v_pad) {
+template <class T, bool Ahead, int R>
+inline void value_rows(float* const* acc, const char* const* p, const Tiles& v, int begin, int end, int v_rows,
+                       int v_pad) {
     if (begin >= end) return;
     for (int column = 0; column < v_pad;) {
         int columns = (v_pad - column) / kLanes < kMaxColumns ? (v_pad - column) / kLanes : kMaxColumns;
         switch (columns) {
 #if defined(__AVX512F__)
-            case 4: add_values<T, R, 4>(acc, p, v_tiles, column, begin, end, v_rows, v_pad); break;
-            case 3: add_values<T, R, 3>(acc, p, v_tiles, column, begin, end, v_rows, v_pad); break;
-            case 2: add_values<T, R, 2>(acc, p, v_tiles, column, begin, end, v_rows, v_pad); break;
+            case 4: add_values<T, Ahead, R, 4>(acc, p, v, column, begin, end, v_rows, v_pad); break;
+            case 3: add_values<T, Ahead, R, 3>(acc, p, v, column, begin, end, v_rows, v_pad); break;
+            case 2: add_values<T, Ahead, R, 2>(acc, p, v, column, begin, end, v_rows, v_pad); break;
 #endif
-            default: add_values<T, R, 1>(acc, p, v_tiles, column, begin, end, v_rows, v_pad);
+            default: add_values<T, Ahead, R, 1>(acc, p, v, column, begin, end, v_rows, v_pad);
         }
         column += columns * kLanes;
     }
@@ -115,13 +135,12 @@ inline void value_rows(float* const* acc, const char* const* p, const uint32_t* 
 
 // One V row of which only the tokens under word_mask count: the others may hold anything, NaN included.
 template <class T>
-inline void value_edge(float* acc, const char* p, const uint32_t* const* v_tiles, int row, uint32_t word_mask,
-                       int v_rows, int v_pad) {
+inline void value_edge(float* acc, const char* p, const Tiles& v, int row, uint32_t word_mask, int v_rows, int v_pad) {
     using E = Element<T>;
-    const uint32_t* v = v_tiles[row / v_rows] + static_cast<size_t>(row % v_rows) * v_pad;
+    const uint32_t* words = v.now[row / v_rows] + static_cast<size_t>(row % v_rows) * v_pad;
     typename E::Scalar weight = E::broadcast(p + static_cast<size_t>(row) * 4);
     for (int column = 0; column < v_pad; column += kLanes) {
-        typename E::Lanes lanes = E::keep(E::load_lanes(v + column), word_mask);
+        typename E::Lanes lanes = E::keep(E::load_lanes(words + column), word_mask);
         store(acc + column, E::step(load(acc + column), weight, lanes));
     }
 }

@@ -15,10 +15,9 @@
 
 namespace pagefleet {
 
-constexpr int kSpan = 64;                      // tokens
 constexpr int kSplit = 512;                    // tokens
-constexpr int kSpanTiles = kSpan / kTile;      // tiles
 constexpr int kBlockRows = 96;                 // rows of a block at most; a multiple of every kMaxRows
+constexpr int kStreamingRows = 16;             // up to so many rows a block waits for memory, not for arithmetic
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 inline float exp2_scalar(float x) {
@@ -27,19 +26,18 @@ inline float exp2_scalar(float x) {
     return lanes[0];
 }
 
-// How scores are made of dot products; in units of log2.
+// How scores are made of dot products; in units of log2. Without a cap the scale is left to the exponential's fma.
 struct ScoreRule {
-    float scale;    // of the dot product; with a cap: scale / cap
-    float softcap;  // 0: none
+    float scale;      // of what apply() returns
+    float cap_scale;  // of the dot product inside the cap
+    bool capped;
 
-    ScoreRule(float raw_scale, float raw_softcap)
-        : scale(raw_softcap > 0.0f ? raw_scale / raw_softcap : raw_scale * kLog2E),
-          softcap(raw_softcap > 0.0f ? raw_softcap * kLog2E : 0.0f) {}
+    ScoreRule(float raw_scale, float softcap)
+        : scale((softcap > 0.0f ? softcap : raw_scale) * kLog2E),
+          cap_scale(softcap > 0.0f ? raw_scale / softcap : 0.0f),
+          capped(softcap > 0.0f) {}
 
-    Vec apply(Vec dot) const {
-        Vec x = dot * set1(scale);
-        return softcap > 0.0f ? tanh(x) * set1(softcap) : x;
-    }
+    Vec apply(Vec dot) const { return capped ? tanh(dot * set1(cap_scale)) : dot; }
 };
 
 // Softmax so far of a number of rows: maximum (log2 units), sum per lane, weighted values. Floats laid out in one array.
@@ -96,44 +94,47 @@ struct PagedTiles {
     }
 };
 
-// Weights of one row over one span. scores [64] become weights in place of `weights`, words as the dot product takes
-// them; only keys [low, high) of the span count, others weigh exactly zero. Updates maximum and sums, rescales values.
+// Weights of one row over one span, of which only the keys [low, high) count; others weigh exactly zero. Updates
+// maximum and sums and rescales values.
+//
+// The maximum in use moves only when a score exceeds it by more than kSlack: until then weights grow to 2^kSlack, which
+// costs no precision, and most spans need no rescaling. It depends on the row's own scores alone.
 template <class T>
 inline void softmax_span(const ScoreRule& rule, const float* scores, T* weights, int low, int high, float& max,
                          float* sums, float* values, int v_pad) {
+    constexpr float kSlack = 8.0f;
+    static_assert(kSpanTiles % 2 == 0, "weights are stored two tiles at a time");
     Vec s[kSpanTiles];
-    uint32_t masks[kSpanTiles];
-    Vec highest = set1(kMinusInfinity);
+    const bool whole = high - low == kSpan;
     for (int i = 0; i < kSpanTiles; ++i) {
-        masks[i] = lane_mask(low - i * kTile, high - i * kTile);
-        if (masks[i] == 0) continue;
-        s[i] = select(masks[i], rule.apply(load(scores + i * kTile)), set1(kMinusInfinity));
-        highest = pagefleet::max(highest, s[i]);
+        s[i] = rule.apply(load(scores + i * kTile));
+        if (!whole) s[i] = select(lane_mask(low - i * kTile, high - i * kTile), s[i], set1(kMinusInfinity));
     }
-    float span_max = reduce_max(highest);
-    float new_max = span_max > max ? span_max : max;
-    float base = new_max == kMinusInfinity ? 0.0f : new_max;
-    Vec sum = load(sums);
-    if (new_max != max) {
-        Vec factor = exp2(set1(max - base));
-        sum = sum * factor;
+    Vec highest = pagefleet::max(pagefleet::max(s[0], s[1]), pagefleet::max(s[2], s[3]));
+    float span_max = reduce_max(highest) * rule.scale;
+    if (span_max > max + kSlack || max == kMinusInfinity) {
+        Vec factor = exp2(set1(max == kMinusInfinity ? kMinusInfinity : max - span_max));
+        store(sums, load(sums) * factor);
         for (int d = 0; d < v_pad; d += kLanes) store(values + d, load(values + d) * factor);
-        max = new_max;
+        max = span_max;
     }
-    for (int i = 0; i < kSpanTiles; ++i) {
-        Vec p = set1(0.0f);
-        if (masks[i] != 0) p = select(masks[i], exp2(s[i] - set1(base)), p);
-        store(weights + i * kTile, p);
-        // The sum of what is really used: rounding a weight then changes numerator and denominator alike.
-        sum = sum + load(weights + i * kTile);
+    const Vec base = set1(max == kMinusInfinity ? 0.0f : -max);
+    Vec sum = load(sums);
+    for (int i = 0; i < kSpanTiles; i += 2) {
+        Vec p[2];
+        for (int j = 0; j < 2; ++j) {
+            p[j] = exp2(fma(s[i + j], set1(rule.scale), base));
+            if (!whole) p[j] = select(lane_mask(low - (i + j) * kTile, high - (i + j) * kTile), p[j], set1(0.0f));
+        }
+        sum = Element<T>::store_weights(weights + i * kTile, p[0], p[1], sum);
     }
     store(sums, sum);
 }
 
 // R rows of a block, from `row` on, over one span.
-template <class T, int R>
+template <class T, bool Ahead, int R>
 inline void attend_span(const RowBlock& block, int row, const ScoreRule& rule, const Layout& layout, int span,
-                        const uint32_t* const* k_tiles, const uint32_t* const* v_tiles, const States& states) {
+                        const Tiles& k, const Tiles& v, const States& states) {
     constexpr int kPerWord = Element<T>::per_word;
     alignas(64) float scores[R][kSpan];
     alignas(64) T weights[R][kSpan];
@@ -162,8 +163,8 @@ inline void attend_span(const RowBlock& block, int row, const ScoreRule& rule, c
         weight_rows[r] = reinterpret_cast<const char*>(weights[r]);
         values[r] = states.values + static_cast<size_t>(row + r) * layout.v_pad;
     }
-    score_rows<T, R>(score_rows_of, block.query + row, k_tiles, span_low / kTile,
-                     (span_high + kTile - 1) / kTile, layout.k_words);
+    score_rows<T, Ahead, R>(score_rows_of, block.query + row, k, span_low / kTile, (span_high + kTile - 1) / kTile,
+                            layout.k_words);
     for (int r = 0; r < R; ++r) {
         if (low[r] >= high[r]) continue;
         softmax_span<T>(rule, scores[r], weights[r], low[r], high[r], states.max[row + r],
@@ -175,35 +176,34 @@ inline void attend_span(const RowBlock& block, int row, const ScoreRule& rule, c
     for (int r = 0; r < R; ++r) {
         if (low[r] >= high[r]) continue;
         if (low[r] % kPerWord != 0)
-            value_edge<T>(values[r], weight_rows[r], v_tiles, low[r] / kPerWord, 0xffff0000u, layout.v_rows,
+            value_edge<T>(values[r], weight_rows[r], v, low[r] / kPerWord, 0xffff0000u, layout.v_rows,
                           layout.v_pad);
         int stop = end[r] < joint_begin ? end[r] : joint_begin;
-        value_rows<T, 1>(values + r, weight_rows + r, v_tiles, begin[r], stop, layout.v_rows, layout.v_pad);
+        value_rows<T, false, 1>(values + r, weight_rows + r, v, begin[r], stop, layout.v_rows, layout.v_pad);
     }
-    value_rows<T, R>(values, weight_rows, v_tiles, joint_begin, joint_end, layout.v_rows, layout.v_pad);
+    value_rows<T, Ahead, R>(values, weight_rows, v, joint_begin, joint_end, layout.v_rows, layout.v_pad);
     for (int r = 0; r < R; ++r) {
         if (low[r] >= high[r]) continue;
         int start = begin[r] > joint_end ? begin[r] : joint_end;
-        value_rows<T, 1>(values + r, weight_rows + r, v_tiles, start, end[r], layout.v_rows, layout.v_pad);
+        value_rows<T, false, 1>(values + r, weight_rows + r, v, start, end[r], layout.v_rows, layout.v_pad);
         if (high[r] % kPerWord != 0)
-            value_edge<T>(values[r], weight_rows[r], v_tiles, high[r] / kPerWord, 0x0000ffffu, layout.v_rows,
+            value_edge<T>(values[r], weight_rows[r], v, high[r] / kPerWord, 0x0000ffffu, layout.v_rows,
                           layout.v_pad);
     }
 }
 
-template <class T>
+template <class T, bool Ahead>
 inline void attend_rows(int count, const RowBlock& block, int row, const ScoreRule& rule, const Layout& layout,
-                        int span, const uint32_t* const* k_tiles, const uint32_t* const* v_tiles,
-                        const States& states) {
+                        int span, const Tiles& k, const Tiles& v, const States& states) {
     switch (count) {
 #if defined(__AVX512F__)
-        case 6: return attend_span<T, 6>(block, row, rule, layout, span, k_tiles, v_tiles, states);
-        case 5: return attend_span<T, 5>(block, row, rule, layout, span, k_tiles, v_tiles, states);
+        case 6: return attend_span<T, Ahead, 6>(block, row, rule, layout, span, k, v, states);
+        case 5: return attend_span<T, Ahead, 5>(block, row, rule, layout, span, k, v, states);
 #endif
-        case 4: return attend_span<T, 4>(block, row, rule, layout, span, k_tiles, v_tiles, states);
-        case 3: return attend_span<T, 3>(block, row, rule, layout, span, k_tiles, v_tiles, states);
-        case 2: return attend_span<T, 2>(block, row, rule, layout, span, k_tiles, v_tiles, states);
-        default: return attend_span<T, 1>(block, row, rule, layout, span, k_tiles, v_tiles, states);
+        case 4: return attend_span<T, Ahead, 4>(block, row, rule, layout, span, k, v, states);
+        case 3: return attend_span<T, Ahead, 3>(block, row, rule, layout, span, k, v, states);
+        case 2: return attend_span<T, Ahead, 2>(block, row, rule, layout, span, k, v, states);
+        default: return attend_span<T, Ahead, 1>(block, row, rule, layout, span, k, v, states);
     }
 }
 
@@ -216,17 +216,21 @@ void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const
     int begin = block.first > split * kSplit ? block.first : split * kSplit;
     int end = block.last < (split + 1) * kSplit ? block.last : (split + 1) * kSplit;
     for (int span = begin / kSpan * kSpan; span < end; span += kSpan) {
-        const uint32_t* k_tiles[kSpanTiles] = {};
-        const uint32_t* v_tiles[kSpanTiles] = {};
+        Tiles k, v;
         for (int i = 0; i < kSpanTiles; ++i) {
             int position = span + i * kTile;
             if (position + kTile <= begin || position >= end) continue;
-            k_tiles[i] = tiles.tile(position);
-            v_tiles[i] = k_tiles[i] + layout.k_tile_words();
+            k.now[i] = tiles.tile(position);
+            k.ahead[i] = position + kSpan < end ? tiles.tile(position + kSpan) : k.now[i];
+            v.now[i] = k.now[i] + layout.k_tile_words();
+            v.ahead[i] = k.ahead[i] + layout.k_tile_words();
         }
         for (int row = 0; row < block.num_rows; row += kMaxRows) {
             int count = block.num_rows - row < kMaxRows ? block.num_rows - row : kMaxRows;
-            attend_rows<T>(count, block, row, rule, layout, span, k_tiles, v_tiles, states);
+            if (row == 0 && block.num_rows <= kStreamingRows)
+                attend_rows<T, true>(count, block, row, rule, layout, span, k, v, states);
+            else
+                attend_rows<T, false>(count, block, row, rule, layout, span, k, v, states);
         }
     }
 }

@@ -71,6 +71,7 @@ inline Vec select(uint32_t mask, Vec yes, Vec no) {
     return {_mm512_mask_blend_ps(static_cast<__mmask16>(mask), no.v, yes.v)};
 }
 // a * 2^n, n integral.
+constexpr float kExp2Lowest = -200.0f;
 inline Vec scale2(Vec a, Vec n) { return {_mm512_scalef_ps(a.v, n.v)}; }
 
 struct Half {
@@ -124,6 +125,7 @@ inline Vec select(uint32_t mask, Vec yes, Vec no) {
             _mm256_blendv_ps(no.hi, yes.hi, spread(mask >> 8))};
 }
 // a * 2^n, n integral in [-127, 128]; -127 gives zero, 128 infinity.
+constexpr float kExp2Lowest = -127.0f;
 inline Vec scale2(Vec a, Vec n) {
     auto power = [](__m256 x) {
         __m256i biased = _mm256_add_epi32(_mm256_cvtps_epi32(x), _mm256_set1_epi32(127));
@@ -155,16 +157,26 @@ inline float reduce_max(Vec a) {
     return _mm_cvtss_f32(_mm_max_ss(two, _mm_shuffle_ps(two, two, 1)));
 }
 
-inline void store(Bf16* p, Vec a) {
 #if defined(__AVX512BF16__)
+inline void store(Bf16* p, Vec a) {
     __m256bh packed = _mm512_cvtneps_pbh(a.v);
     std::memcpy(p, &packed, sizeof packed);
-#else
-    float wide[kLanes];
-    store(wide, a);
-    for (int lane = 0; lane < kLanes; ++lane) p[lane] = to_bf16(wide[lane]);
-#endif
 }
+#else
+// Eight floats as 32-bit words with the rounded bf16 below; see to_bf16.
+inline __m256i round_to_bf16(__m256 x) {
+    __m256i bits = _mm256_castps_si256(x);
+    __m256i even = _mm256_and_si256(_mm256_srli_epi32(bits, 16), _mm256_set1_epi32(1));
+    __m256i rounded = _mm256_add_epi32(bits, _mm256_add_epi32(even, _mm256_set1_epi32(0x7fff)));
+    __m256i quiet = _mm256_or_si256(bits, _mm256_set1_epi32(0x400000));
+    __m256i is_nan = _mm256_castps_si256(_mm256_cmp_ps(x, x, _CMP_UNORD_Q));
+    return _mm256_srli_epi32(_mm256_blendv_epi8(rounded, quiet, is_nan), 16);
+}
+inline void store(Bf16* p, Vec a) {
+    __m256i packed = _mm256_packus_epi32(round_to_bf16(low_half(a).v), round_to_bf16(high_half(a).v));
+    _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), _mm256_permute4x64_epi64(packed, 0xd8));
+}
+#endif
 
 // The first n (0 < n <= 16) elements; lanes past them read as zero and are not stored.
 template <class T>
@@ -183,25 +195,19 @@ inline void store_part(T* p, Vec a, int n) {
     std::memcpy(p, padded, static_cast<size_t>(n) * sizeof(T));
 }
 
-// 2^x: relative error below 2e-7, exact at 0; 0 for x <= -127, NaN for NaN. The polynomial is a minimax fit of 2^f on
-// [-0.5, 0.5] with the constant held at 1 (error 2e-9).
+// 2^x: relative error below 2e-7, exact at 0, NaN for NaN; results below 2^-126 come out as zero or subnormal. The
+// polynomial is a minimax fit of 2^f on [-0.5, 0.5] with the constant held at 1 (error 9e-8).
 inline Vec exp2(Vec x) {
-    x = min(set1(128.0f), max(set1(-127.0f), x));
+    x = min(set1(128.0f), max(set1(kExp2Lowest), x));
     Vec n = round_even(x);
     Vec f = x - n;
-    Vec p = set1(0.0001535334802352358f);
-    p = fma(p, f, set1(0.0013398874982880052f));
-    p = fma(p, f, set1(0.009618437417945335f));
-    p = fma(p, f, set1(0.05550332469488318f));
-    p = fma(p, f, set1(0.24022647912990477f));
-    p = fma(p, f, set1(0.6931472028558455f));
+    Vec p = set1(0.0013264726407049786f);
+    p = fma(p, f, set1(0.009671513099652322f));
+    p = fma(p, f, set1(0.0555073374529817f));
+    p = fma(p, f, set1(0.24022242075353656f));
+    p = fma(p, f, set1(0.693146977598847f));
     p = fma(p, f, set1(1.0f));
-    Vec y = scale2(p, n);
-#if defined(__AVX512F__)
-    // scalef makes a subnormal of 2^-127; the other instruction set makes zero.
-    y = select(_mm512_cmp_ps_mask(x.v, _mm512_set1_ps(-127.0f), _CMP_LE_OQ), set1(0.0f), y);
-#endif
-    return y;
+    return scale2(p, n);
 }
 
 // tanh(x) = 1 - 2 / (e^2x + 1): absolute error about 1e-7.
