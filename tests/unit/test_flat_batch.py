@@ -1,0 +1,27 @@
+import torch
+
+from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput
+from pagefleet_server.runner.flat_batch import flatten
+
+PARAMS = SamplingParams(max_tokens=1)
+CPU = torch.device("cpu")
+
+
+def test_decodes_and_chunks_become_flat_arrays() -> None:
+    decode = ScheduledRequest("d", (7,), 17, (4, 9), True, PARAMS)
+    middle = ScheduledRequest("m", (1, 2, 3), 15, (2, 6, 8), False, PARAMS)
+    last = ScheduledRequest("l", (5, 6), 0, (3,), True, PARAMS)
+    batch = flatten(SchedulerOutput((decode, middle, last), 1, 6), block_size=16, device=CPU)
+    assert batch.token_ids.tolist() == [7, 1, 2, 3, 5, 6]
+    assert batch.positions.tolist() == [17, 15, 16, 17, 0, 1]
+    attention = batch.attention
+    assert attention.slot_mapping.tolist() == [9 * 16 + 1, 2 * 16 + 15, 6 * 16, 6 * 16 + 1, 48, 49]
+    assert attention.query_starts.tolist() == [0, 1, 4, 6]
+    assert attention.seq_lens.tolist() == [18, 18, 2]
+    assert attention.block_tables.tolist() == [[4, 9, 0], [2, 6, 8], [3, 0, 0]]
+    assert (attention.num_decodes, attention.max_query_len, attention.max_seq_len) == (1, 3, 18)
+    assert batch.logit_rows.tolist() == [0, 5]
+    assert [request.request_id for request in batch.sampled] == ["d", "l"]
+    assert attention.seq_lens.dtype == attention.block_tables.dtype == attention.query_starts.dtype == torch.int32
+    assert attention.slot_mapping.dtype == batch.token_ids.dtype == batch.logit_rows.dtype == torch.int64
