@@ -1,0 +1,88 @@
+"""What a structural schema does to an object before it is checked: unknown fields go, defaults come.
+
+The functions change the object that they are given: the request's own copy, never a stored one."""
+
+import copy
+from typing import Any
+
+Schema = dict[str, Any]
+Json = dict[str, Any]
+
+PRESERVE = "x-kubernetes-preserve-unknown-fields"
+_TYPE_META = frozenset({"apiVersion", "kind", "metadata"})
+
+
+def prune(obj: Json, schema: Schema) -> list[str]:
+    """Removes fields that the schema does not know; returns their paths (`spec.bogus`).
+
+    `apiVersion`, `kind` and `metadata` at the root always stay."""
+    unknown: list[str] = []
+    _prune(obj, schema, "", unknown, _TYPE_META)
+    return unknown
+
+
+def _prune(value: Any, schema: Schema, path: str, unknown: list[str], keep: frozenset[str] = frozenset()) -> None:
+    if isinstance(value, dict):
+        properties = schema.get("properties") or {}
+        extra = schema.get("additionalProperties")
+        preserve = schema.get(PRESERVE, False)
+        if schema.get("x-kubernetes-embedded-resource"):
+            keep = _TYPE_META
+        for key in list(value):
+            child = f"{path}.{key}" if path else key
+            if key in properties:
+                _prune(value[key], properties[key], child, unknown)
+            elif key in keep:
+                continue
+            elif isinstance(extra, dict):
+                _prune(value[key], extra, child, unknown)
+            elif not preserve and extra is not True:
+                del value[key]
+                unknown.append(child)
+    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for index, item in enumerate(value):
+            _prune(item, schema["items"], f"{path}[{index}]", unknown)
+
+
+def apply_defaults(value: Any, schema: Schema) -> None:
+    """Fills absent fields from `default`; a null where null is not allowed counts as absent.
+
+    A default object is itself filled from the defaults below it."""
+    if isinstance(value, dict):
+        properties = schema.get("properties") or {}
+        for key, child in properties.items():
+            if "default" in child and (key not in value or (value[key] is None and not child.get("nullable"))):
+                value[key] = copy.deepcopy(child["default"])
+            if key in value:
+                apply_defaults(value[key], child)
+        extra = schema.get("additionalProperties")
+        if isinstance(extra, dict):
+            for key, item in value.items():
+                if key not in properties:
+                    apply_defaults(item, extra)
+    elif isinstance(value, list) and isinstance(schema.get("items"), dict):
+        for item in value:
+            apply_defaults(item, schema["items"])
+
+
+def drop_nulls(value: Any) -> None:
+    """Removes null fields, as the typed built-in objects do when they are read."""
+    if isinstance(value, dict):
+        for key in [key for key, item in value.items() if item is None]:
+            del value[key]
+        for item in value.values():
+            drop_nulls(item)
+    elif isinstance(value, list):
+        for item in value:
+            drop_nulls(item)
+
+
+def child_schema(schema: Schema | None, key: str) -> Schema | None:
+    """The schema of one field, or None where the schema says nothing."""
+    if schema is None:
+        return None
+    found = (schema.get("properties") or {}).get(key)
+    if found is not None:
+        return found  # type: ignore[no-any-return]
+    extra = schema.get("additionalProperties")
+    return extra if isinstance(extra, dict) else None

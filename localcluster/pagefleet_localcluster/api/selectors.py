@@ -1,0 +1,128 @@
+"""Label and field selectors of list, watch and deletecollection, and `LabelSelector` objects."""
+
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pagefleet_localcluster.api.errors import bad_request
+
+Json = dict[str, Any]
+_SET = re.compile(r"^(?P<key>[^\s!=<>,()]+)\s+(?P<op>in|notin)\s*\((?P<values>[^()]*)\)$")
+_EQUAL = re.compile(r"^(?P<key>[^\s!=<>,()]+)\s*(?P<op>==|=|!=)\s*(?P<value>[^\s!=<>,()]*)$")
+_EXISTS = re.compile(r"^(?P<not>!?)\s*(?P<key>[^\s!=<>,()]+)$")
+
+
+@dataclass(frozen=True)
+class Requirement:
+    """One condition on one label: `op` is in, notin, exists or absent."""
+
+    key: str
+    op: str
+    values: frozenset[str] = frozenset()
+
+    def matches(self, labels: Mapping[str, str]) -> bool:
+        """Whether these labels fulfil it; a missing label fulfils notin and absent."""
+        if self.op == "exists":
+            return self.key in labels
+        if self.op == "absent":
+            return self.key not in labels
+        held = labels.get(self.key) in self.values if self.key in labels else False
+        return held if self.op == "in" else not held
+
+
+@dataclass(frozen=True)
+class LabelSelector:
+    """All requirements must hold; none matches everything."""
+
+    requirements: tuple[Requirement, ...] = ()
+
+    def matches(self, obj: Mapping[str, Any]) -> bool:
+        """Whether the object's labels fulfil the selector."""
+        labels = obj.get("metadata", {}).get("labels") or {}
+        return all(requirement.matches(labels) for requirement in self.requirements)
+
+
+def parse_label_selector(text: str) -> LabelSelector:
+    """Reads `a=b,c!=d,e in (f,g),h,!i`. Raises ApiError 400 for anything else."""
+    return LabelSelector(tuple(_parse_requirement(part) for part in _split(text)))
+
+
+def _split(text: str) -> list[str]:
+    parts = [part.strip() for part in re.split(r",(?![^()]*\))", text)]
+    return [] if parts == [""] else parts
+
+
+def _parse_requirement(part: str) -> Requirement:
+    if match := _SET.match(part):
+        return Requirement(match["key"], match["op"], frozenset(v.strip() for v in match["values"].split(",")))
+    if match := _EQUAL.match(part):
+        return Requirement(match["key"], "notin" if match["op"] == "!=" else "in", frozenset([match["value"]]))
+    if match := _EXISTS.match(part):
+        return Requirement(match["key"], "absent" if match["not"] else "exists")
+    raise bad_request(f"unable to parse requirement: found '{part}', expected: key, key=value, key in (values)")
+
+
+def selector_of(obj: Mapping[str, Any]) -> LabelSelector:
+    """Reads a `LabelSelector` object (matchLabels, matchExpressions)."""
+    found = [Requirement(k, "in", frozenset([v])) for k, v in (obj.get("matchLabels") or {}).items()]
+    ops = {"In": "in", "NotIn": "notin", "Exists": "exists", "DoesNotExist": "absent"}
+    for expression in obj.get("matchExpressions") or ():
+        op = ops.get(expression.get("operator"))
+        if op is None:
+            raise bad_request(f'"{expression.get("operator")}" is not a valid label selector operator')
+        found.append(Requirement(expression["key"], op, frozenset(expression.get("values") or ())))
+    return LabelSelector(tuple(found))
+
+
+def format_selector(obj: Mapping[str, Any]) -> str:
+    """A `LabelSelector` object as the text that tables and the scale subresource show."""
+    parts = [f"{k}={v}" for k, v in sorted((obj.get("matchLabels") or {}).items())]
+    for expression in obj.get("matchExpressions") or ():
+        op, key, values = expression["operator"], expression["key"], ",".join(sorted(expression.get("values") or ()))
+        forms = {"In": f"{key} in ({values})", "NotIn": f"{key} notin ({values})", "Exists": key}
+        parts.append(forms.get(op, f"!{key}"))
+    return ",".join(parts)
+
+
+@dataclass(frozen=True)
+class FieldSelector:
+    """Equalities on single fields: (path, wanted value, whether it must be equal)."""
+
+    terms: tuple[tuple[str, str, bool], ...] = ()
+
+    def matches(self, obj: Mapping[str, Any]) -> bool:
+        """Whether every term holds; a missing field counts as empty text."""
+        return all((_field(obj, path) == value) is equal for path, value, equal in self.terms)
+
+
+def parse_field_selector(text: str, supported: frozenset[str]) -> FieldSelector:
+    """Reads `a.b=c,d!=e`. Raises ApiError 400 for a field that the resource cannot select on."""
+    terms = []
+    for part in _split(text):
+        match = _EQUAL.match(part)
+        if not match:
+            raise bad_request(f"invalid selector: '{part}'; can't understand '{part}'")
+        if match["key"] not in supported:
+            raise bad_request(f"field label not supported: {match['key']}")
+        terms.append((match["key"], match["value"], match["op"] != "!="))
+    return FieldSelector(tuple(terms))
+
+
+def _field(obj: Mapping[str, Any], path: str) -> str:
+    value: Any = obj
+    for part in path.split("."):
+        value = value.get(part) if isinstance(value, Mapping) else None
+    if value is None:
+        return ""
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+Predicate = Callable[[Json], bool]
+
+
+def predicate(labels: LabelSelector, fields: FieldSelector) -> Predicate | None:
+    """One test for both selectors, or None when everything matches."""
+    if not labels.requirements and not fields.terms:
+        return None
+    return lambda obj: labels.matches(obj) and fields.matches(obj)

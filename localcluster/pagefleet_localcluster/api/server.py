@@ -1,0 +1,226 @@
+"""The API server: one aiohttp application over one cluster."""
+
+import asyncio
+import hmac
+import json
+import logging
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from aiohttp import web
+
+from pagefleet_localcluster.api import discovery, openapi, writes
+from pagefleet_localcluster.api.cluster import Cluster
+from pagefleet_localcluster.api.collector import Collector
+from pagefleet_localcluster.api.crds import COLLECTION as CRDS
+from pagefleet_localcluster.api.crds import resources_of
+from pagefleet_localcluster.api.errors import ApiError
+from pagefleet_localcluster.api.handlers import Handlers
+from pagefleet_localcluster.api.request_info import MAX_BODY_BYTES, decode_object, parse_target
+from pagefleet_localcluster.api.store import Change, Collection
+
+Json = dict[str, Any]
+_LOG = logging.getLogger(__name__)
+_OPEN_PATHS = ("/healthz", "/livez", "/readyz", "/version")
+_FIRST_NAMESPACES = ("default", "kube-system", "kube-node-lease", "kube-public")
+_TOKEN_PREFIX = "/token/"
+_SHUTDOWN_SECONDS = 0.2
+
+
+class ApiServer:
+    """A Kubernetes API on plain HTTP.
+
+    `port` 0 takes a free one. `token`: the bearer token of the one user, a cluster administrator.
+    `data_dir`: where objects survive a restart; None keeps them in memory. `clock`: seconds since the epoch."""
+
+    def __init__(
+        self,
+        host: str,
+        port: int,
+        token: str,
+        data_dir: Path | None = None,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self._host, self._port, self._token = host, port, token
+        self._data_dir = data_dir
+        self.cluster = Cluster(clock)
+        self._runner: web.AppRunner | None = None
+        self._tasks: list[asyncio.Task[None]] = []
+        self._session: aiohttp.ClientSession | None = None
+        self._handlers: Handlers | None = None
+
+    @property
+    def url(self) -> str:
+        """Where clients connect; right once started."""
+        return f"http://{self._host}:{self._port}"
+
+    @property
+    def kubeconfig_url(self) -> str:
+        """The `server` of a kubeconfig: kubectl sends no token over plain HTTP, so the path carries it."""
+        return f"{self.url}{_TOKEN_PREFIX}{self._token}"
+
+    async def start(self) -> None:
+        """Listens. Raises OSError when the address is taken."""
+        self.cluster.store.listen(self._on_change)
+        collector = Collector(self.cluster)
+        for name in _FIRST_NAMESPACES:
+            self._create_namespace(name)
+        self._session = aiohttp.ClientSession()
+        self._handlers = Handlers(self.cluster, self._session)
+        app = web.Application(client_max_size=MAX_BODY_BYTES + 1)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(
+            app, handler_cancellation=True, access_log=None, shutdown_timeout=_SHUTDOWN_SECONDS
+        )
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, self._host, self._port, backlog=1024)
+        try:
+            await site.start()
+        except OSError:
+            await self.stop()
+            raise
+        self._port = self._runner.addresses[0][1]
+        self._tasks.append(asyncio.create_task(collector.run()))
+
+    async def stop(self) -> None:
+        """Ends every request, watches included."""
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+        if self._runner is not None:
+            await self._runner.cleanup()
+            self._runner = None
+        if self._session is not None:
+            await self._session.close()
+            self._session = None
+
+    def _create_namespace(self, name: str) -> None:
+        resource = self.cluster.registry.get("", "v1", "namespaces")
+        assert resource is not None
+        if self.cluster.get(resource, ("", name)) is None:
+            body = {"metadata": {"name": name}}
+            writes.create(self.cluster, resource, "", body, writes.WriteOptions(manager="pagefleet-local"))
+
+    def _on_change(self, collection: Collection, change: Change) -> None:
+        """Serves what a CRD defines as soon as it is stored."""
+        if collection != CRDS:
+            return
+        for stored in (change.old, change.last):
+            if stored is not None:
+                spec = stored.obj["spec"]
+                self.cluster.registry.remove(spec["group"], spec["names"]["plural"])
+        if change.new is None:
+            self._remove_objects(change.last.obj)
+            return
+        for resource in resources_of(change.new.obj):
+            self.cluster.registry.add(resource)
+
+    def _remove_objects(self, crd: Json) -> None:
+        """With its CRD, every custom object goes."""
+        collection = (crd["spec"]["group"], crd["spec"]["names"]["plural"])
+        for name in self.cluster.store.names(collection):
+            self.cluster.store.remove(collection, name)
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        try:
+            return await self._route(request)
+        except ApiError as error:
+            return _failure(error)
+        except web.HTTPRequestEntityTooLarge:
+            text = f"Request entity too large: limit is {MAX_BODY_BYTES}"
+            return _failure(ApiError(413, "RequestEntityTooLarge", text))
+        except (ConnectionError, asyncio.CancelledError):
+            raise
+        except Exception as error:  # noqa: BLE001 - the boundary: one broken request must not end the server
+            _LOG.exception("request %s %s failed", request.method, request.path)
+            return _failure(ApiError(500, "InternalError", f"Internal error occurred: {str(error)[:300]}"))
+
+    async def _route(self, request: web.Request) -> web.StreamResponse:
+        path, token = _split_token(request)
+        if path.startswith(_OPEN_PATHS):
+            if path == "/version":
+                return web.json_response(discovery.VERSION)
+            return web.Response(text="ok")
+        self._authenticate(token)
+        found = self._document(path, request.headers.get("Accept", ""))
+        if found is not None:
+            return found
+        review = await self._review(request, path)
+        if review is not None:
+            return review
+        target = parse_target(self.cluster.registry, path)
+        if target is None or self._handlers is None:
+            return _not_here()
+        return await self._handlers.handle(request, target)
+
+    def _authenticate(self, token: str) -> None:
+        if not hmac.compare_digest(token.encode(), self._token.encode()):
+            raise ApiError(401, "Unauthorized", "Unauthorized")
+
+    def _document(self, path: str, accept: str) -> web.Response | None:
+        """Discovery and OpenAPI; None for every other path."""
+        registry = self.cluster.registry
+        parts = path.strip("/").split("/")
+        if path in ("/api", "/apis"):
+            core = path == "/api"
+            if discovery.wants_aggregated(accept):
+                body = discovery.aggregated(registry, core=core)
+                return web.Response(body=json.dumps(body), headers={"Content-Type": discovery.AGGREGATED})
+            address = f"{self._host}:{self._port}"
+            return web.json_response(discovery.api_versions(address) if core else discovery.api_groups(registry))
+        if path == "/openapi/v2":
+            return web.json_response(openapi.swagger(registry))
+        if path == "/openapi/v3":
+            return web.json_response(openapi.index(registry))
+        if parts[:2] == ["openapi", "v3"] and len(parts) > 3:
+            group, version = ("", parts[3]) if parts[2] == "api" else (parts[3], parts[-1])
+            if version not in ({"": ["v1"]} | discovery.group_versions(registry)).get(group, ()):
+                return _not_here()
+            return web.json_response(openapi.document(registry, group, version))
+        if parts[0] == "apis" and len(parts) == 2:
+            versions = discovery.group_versions(registry).get(parts[1])
+            return web.json_response(discovery.api_group(parts[1], versions)) if versions else _not_here()
+        if (parts[0] == "apis" and len(parts) == 3) or (parts[0] == "api" and len(parts) == 2):
+            group, version = (parts[1], parts[2]) if parts[0] == "apis" else ("", parts[1])
+            found = discovery.api_resources(registry, group, version)
+            return web.json_response(found) if found else _not_here()
+        return None
+
+    async def _review(self, request: web.Request, path: str) -> web.Response | None:
+        """Self-reviews: everybody who gets here is the administrator."""
+        parts = path.strip("/").split("/")
+        if request.method != "POST" or len(parts) != 4 or (parts[1], parts[2]) not in discovery.REVIEWS:
+            return None
+        plural, kind = discovery.REVIEWS[parts[1], parts[2]]
+        if parts[3] != plural:
+            return None
+        body = decode_object(await request.read(), request.headers.get("Content-Type", ""), kind)
+        status: Json = {"allowed": True}
+        if plural == "selfsubjectreviews":
+            status = {"userInfo": {"username": "admin", "groups": ["system:masters", "system:authenticated"]}}
+        answer = {"kind": kind, "apiVersion": f"{parts[1]}/{parts[2]}", "metadata": {}}
+        return web.json_response(answer | {"spec": body.get("spec") or {}, "status": status}, status=201)
+
+
+def _split_token(request: web.Request) -> tuple[str, str]:
+    """(path, bearer token), the token from the header or from the `/token/TOKEN` before the path."""
+    path = request.path
+    kind, _, token = request.headers.get("Authorization", "").partition(" ")
+    if kind.lower() != "bearer":
+        token = ""
+    if path.startswith(_TOKEN_PREFIX):
+        carried, _, rest = path.removeprefix(_TOKEN_PREFIX).partition("/")
+        path, token = f"/{rest}", token or carried
+    return path.rstrip("/") or "/", token.strip()
+
+
+def _failure(error: ApiError) -> web.Response:
+    return web.json_response(error.status(), status=error.code, headers=error.headers)
+
+
+def _not_here() -> web.Response:
+    return web.Response(status=404, text="404 page not found\n")

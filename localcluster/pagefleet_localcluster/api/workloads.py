@@ -1,0 +1,154 @@
+"""Pods and the workloads that hold pod templates: computed defaults and checks."""
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from pagefleet_localcluster.api.cluster import Cluster
+from pagefleet_localcluster.api.errors import Cause
+from pagefleet_localcluster.api.selectors import selector_of
+from pagefleet_localcluster.api.validation import show
+
+Json = dict[str, Any]
+_TOLERATION_SECONDS = 300
+_MUTABLE_POD_FIELDS = ("activeDeadlineSeconds", "tolerations", "terminationGracePeriodSeconds", "nodeName")
+
+
+def containers_of(spec: Json) -> Iterator[tuple[str, Json]]:
+    """(path, container) of a pod spec, init containers included."""
+    for field in ("initContainers", "containers"):
+        for index, container in enumerate(spec.get(field) or ()):
+            yield f"{field}[{index}]", container
+
+
+def _prepare_pod_spec(spec: Json) -> None:
+    for _, container in containers_of(spec):
+        tag = container.get("image", "").rpartition("/")[2].partition(":")[2]
+        container.setdefault("imagePullPolicy", "Always" if tag in ("", "latest") else "IfNotPresent")
+        limits = container["resources"].get("limits") or {}
+        if limits:
+            requests = container["resources"].setdefault("requests", {})
+            for name, quantity in limits.items():
+                requests.setdefault(name, quantity)
+    if spec.get("serviceAccountName"):
+        spec.setdefault("serviceAccount", spec["serviceAccountName"])
+
+
+def prepare_pod(_cluster: Cluster, obj: Json, old: Json | None) -> None:
+    """Defaults of the pod itself, and its first status."""
+    spec = obj["spec"]
+    _prepare_pod_spec(spec)
+    if old is not None:
+        return
+    spec.setdefault("enableServiceLinks", True)
+    spec.setdefault("priority", 0)
+    spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
+    tolerations = spec.setdefault("tolerations", [])
+    for key in ("node.kubernetes.io/not-ready", "node.kubernetes.io/unreachable"):
+        if not any(t.get("key") in (key, None) and t.get("effect") in ("NoExecute", None) for t in tolerations):
+            tolerations.append(
+                {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _TOLERATION_SECONDS}
+            )
+    obj["status"] = {"phase": "Pending", "qosClass": qos_class(spec)}
+
+
+def qos_class(spec: Json) -> str:
+    """Guaranteed, Burstable or BestEffort, from CPU and memory of all containers."""
+    wanted: list[Json] = []
+    guaranteed = True
+    for _, container in containers_of(spec):
+        resources = container.get("resources") or {}
+        limits, requests = resources.get("limits") or {}, resources.get("requests") or {}
+        wanted.append({k: v for k, v in {**limits, **requests}.items() if k in ("cpu", "memory")})
+        guaranteed &= all(name in limits and requests.get(name) == limits[name] for name in ("cpu", "memory"))
+    if not any(wanted):
+        return "BestEffort"
+    return "Guaranteed" if guaranteed else "Burstable"
+
+
+def prepare_deployment(_cluster: Cluster, obj: Json, _old: Json | None) -> None:
+    """The rolling update's defaults, and the template's."""
+    spec = obj["spec"]
+    strategy = spec["strategy"]
+    if strategy["type"] == "RollingUpdate":
+        rolling = strategy.setdefault("rollingUpdate", {})
+        rolling.setdefault("maxUnavailable", "25%")
+        rolling.setdefault("maxSurge", "25%")
+    _prepare_template(spec)
+
+
+def prepare_replica_set(_cluster: Cluster, obj: Json, _old: Json | None) -> None:
+    """The template's defaults; a status that always shows the count."""
+    _prepare_template(obj["spec"])
+    obj.setdefault("status", {}).setdefault("replicas", 0)
+
+
+def _prepare_template(spec: Json) -> None:
+    if isinstance(spec.get("template"), dict) and isinstance(spec["template"].get("spec"), dict):
+        _prepare_pod_spec(spec["template"]["spec"])
+
+
+def check_workload(obj: Json, old: Json | None) -> list[Cause]:
+    """Selector and template fit each other, the template is a valid pod, the selector never changes."""
+    spec = obj["spec"]
+    selector, template = spec["selector"], spec.get("template") or {}
+    labels = template.get("metadata", {}).get("labels") or {}
+    causes = []
+    if not selector.get("matchLabels") and not selector.get("matchExpressions"):
+        text = f"Invalid value: {show(selector)}: empty selector is invalid for {obj['kind'].lower()}"
+        causes.append(Cause(field="spec.selector", message=text))
+    elif not selector_of(selector).matches({"metadata": {"labels": labels}}):
+        text = f"Invalid value: {show(labels)}: `selector` does not match template `labels`"
+        causes.append(Cause(field="spec.template.metadata.labels", message=text))
+    pod = template.get("spec") or {}
+    causes += _check_pod_spec(pod, "spec.template.spec")
+    if pod.get("restartPolicy") != "Always":
+        text = f'Unsupported value: {json.dumps(pod.get("restartPolicy"))}: supported values: "Always"'
+        path = "spec.template.spec.restartPolicy"
+        causes.append(Cause(field=path, message=text, reason="FieldValueNotSupported"))
+    if old is not None and old["spec"]["selector"] != selector:
+        text = f"Invalid value: {show(selector)}: field is immutable"
+        causes.append(Cause(field="spec.selector", message=text))
+    for name in ("replicas", "minReadySeconds", "progressDeadlineSeconds", "revisionHistoryLimit"):
+        if isinstance(spec.get(name), int) and spec[name] < 0:
+            text = f"Invalid value: {spec[name]}: must be greater than or equal to 0"
+            causes.append(Cause(field=f"spec.{name}", message=text))
+    return causes
+
+
+def check_pod(obj: Json, old: Json | None) -> list[Cause]:
+    """A pod's own spec; on update only a few fields may change."""
+    causes = _check_pod_spec(obj["spec"], "spec")
+    if old is not None and _fixed(obj["spec"]) != _fixed(old["spec"]):
+        text = (
+            "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
+            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
+            "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+        )
+        causes.append(Cause(field="spec", message=text, reason="FieldValueForbidden"))
+    return causes
+
+
+def _fixed(spec: Json) -> Json:
+    kept = {key: value for key, value in spec.items() if key not in _MUTABLE_POD_FIELDS}
+    for field in ("containers", "initContainers"):
+        if field in kept:
+            kept[field] = [{k: v for k, v in c.items() if k not in ("image", "imagePullPolicy")} for c in kept[field]]
+    return kept
+
+
+def _check_pod_spec(spec: Json, path: str) -> list[Cause]:
+    causes = []
+    if not spec.get("containers"):
+        causes.append(Cause(field=f"{path}.containers", message="Required value", reason="FieldValueRequired"))
+    volumes = {volume.get("name") for volume in spec.get("volumes") or ()}
+    for where, container in containers_of(spec):
+        at = f"{path}.{where}"
+        if not container.get("image"):
+            causes.append(Cause(field=f"{at}.image", message="Required value", reason="FieldValueRequired"))
+        for index, mount in enumerate(container.get("volumeMounts") or ()):
+            if mount.get("name") not in volumes:
+                text = f'Not found: "{mount.get("name")}"'
+                field = f"{at}.volumeMounts[{index}].name"
+                causes.append(Cause(field=field, message=text, reason="FieldValueNotFound"))
+    return causes
