@@ -76,13 +76,13 @@ def decide(spec: AutoscalingSpec, fleet: Fleet, history: History, now: float) ->
     load = load_of(pod.sample for pod in fleet.sampled if pod.sample is not None)
     if current == 0:
         return _inactive(
-            current, load, history, "ScalingDisabled", "spec.replicas is 0: scaling is off until it is not"
+            current, current, load, history, "ScalingDisabled", "spec.replicas is 0: scaling is off until it is not"
         )
     if load.pods == 0:
         why = "no ready pod answers with metrics" if fleet.missing else "no pod is ready yet"
         bounded = min(max(current, spec.min_replicas), spec.max_replicas)
         reason = "FailedGetMetrics" if fleet.missing else "NoReadyPods"
-        return _inactive(bounded, load, history, reason, why + ": the replicas stay as they are")
+        return _inactive(bounded, current, load, history, reason, why + ": the replicas stay as they are")
 
     history = _learn(fleet, history)
     inputs = _inputs(spec, fleet, load, history)
@@ -106,10 +106,12 @@ def decide(spec: AutoscalingSpec, fleet: Fleet, history: History, now: float) ->
     )
 
 
-def _inactive(replicas: int, load: Load, history: History, reason: str, message: str) -> Decision:
+def _inactive(
+    replicas: int, current: int, load: Load, history: History, reason: str, message: str
+) -> Decision:
     return Decision(
         replicas=replicas,
-        recommended=replicas,
+        recommended=current,
         active=False,
         reason=reason,
         message=message,

@@ -1,0 +1,306 @@
+"""The CRD and the operator's own validation are one contract."""
+
+import copy
+import json
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from pagefleet_localcluster.api.cel_rules import compile_rule, run_rules
+from pagefleet_localcluster.api.schema import apply_defaults, prune
+from pagefleet_localcluster.api.validation import validate
+from pagefleet_operator import fields, names
+from pagefleet_operator.errors import SpecError
+from pagefleet_operator.fleet import PodState
+from pagefleet_operator.model import RESERVED_ARGS, RESERVED_ENV, LLMDeployment, parse
+
+CRD = yaml.safe_load((Path(__file__).resolve().parents[2] / "crds" / "llmdeployment.yaml").read_text())
+VERSION = CRD["spec"]["versions"][0]
+SCHEMA = VERSION["schema"]["openAPIV3Schema"]
+SPEC = SCHEMA["properties"]["spec"]
+STATUS = SCHEMA["properties"]["status"]
+
+
+def walk(schema: dict[str, Any], path: str) -> Iterator[tuple[str, dict[str, Any]]]:
+    yield path, schema
+    for name, child in schema.get("properties", {}).items():
+        yield from walk(child, f"{path}.{name}")
+    if "items" in schema:
+        yield from walk(schema["items"], f"{path}[]")
+    if isinstance(schema.get("additionalProperties"), dict):
+        yield from walk(schema["additionalProperties"], f"{path}{{}}")
+
+
+def at(path: str) -> dict[str, Any]:
+    return dict(walk(SPEC, "spec"))[path]
+
+
+def admit(body: dict[str, Any]) -> list[str]:
+    """What the API server would say: defaults, then schema, then rules. Changes `body`."""
+    metadata = body.pop("metadata")  # has its own schema in the API server
+    unknown = prune(body, SCHEMA)
+    body["metadata"] = metadata
+    apply_defaults(body, SCHEMA)
+    causes = validate(body, SCHEMA) or run_rules(body, None, SCHEMA)
+    return [*unknown, *(f"{cause.field}: {cause.message}" for cause in causes)]
+
+
+def test_names_match_the_code() -> None:
+    spec = CRD["spec"]
+    assert CRD["metadata"]["name"] == f"{names.PLURAL}.{names.GROUP}"
+    assert (spec["group"], VERSION["name"], spec["names"]["kind"]) == (names.GROUP, names.VERSION, names.KIND)
+    assert spec["names"]["shortNames"] == ["llmd"]
+    assert spec["names"]["categories"] == ["pagefleet"]
+    assert VERSION["subresources"]["scale"]["labelSelectorPath"] == ".status.selector"
+
+
+def test_columns_point_at_fields_that_exist() -> None:
+    columns = {column["name"]: column for column in VERSION["additionalPrinterColumns"]}
+    assert list(columns) == [
+        *("Model", "Ready", "Desired", "KV%", "Blocks", "Queue", "Phase", "Age"),
+        *("Waiting-Blocks", "Last-Scale", "Reason"),
+    ]
+    known = {path for path, _ in walk(SCHEMA, "")} | {".metadata.creationTimestamp"}
+    assert {column["jsonPath"] for column in columns.values()} <= known
+    assert [name for name, column in columns.items() if column.get("priority")] == [
+        "Waiting-Blocks",
+        "Last-Scale",
+        "Reason",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("path", "schema"), list(walk(SCHEMA, "")), ids=lambda value: value if isinstance(value, str) else ""
+)
+def test_every_field_is_described_and_bounded(path: str, schema: dict[str, Any]) -> None:
+    if path in ("", ".metadata"):
+        return
+    if not path.endswith(("[]", "{}")) or schema.get("type") == "object":
+        assert schema.get("description"), f"{path} has no description"
+    kind = schema.get("type")
+    if path.startswith(".spec") and kind == "integer":
+        assert {"minimum", "maximum"} <= schema.keys(), f"{path} has no bounds"
+    if kind == "array":
+        assert "maxItems" in schema, f"{path} is unbounded"
+    if kind == "object" and "properties" not in schema and path != ".metadata":
+        assert "maxProperties" in schema, f"{path} is unbounded"
+    if kind == "string" and path.startswith(".spec"):
+        assert "enum" in schema or "maxLength" in schema, f"{path} is unbounded"
+
+
+def test_everything_under_a_rule_is_bounded() -> None:
+    """The API server estimates a rule's cost from these bounds and refuses the CRD when they are missing."""
+    for path, schema in walk(SPEC, "spec"):
+        if "x-kubernetes-validations" not in schema:
+            continue
+        for inner_path, inner in walk(schema, path):
+            kind = inner.get("type")
+            assert kind != "array" or "maxItems" in inner, inner_path
+            assert kind != "string" or "maxLength" in inner or "enum" in inner, inner_path
+            assert kind != "object" or "additionalProperties" not in inner or "maxProperties" in inner, inner_path
+
+
+def test_rules_compile_and_use_only_cheap_functions() -> None:
+    allowed = {"size", "matches", "all", "has", "startsWith"}
+    for path, schema in walk(SCHEMA, ""):
+        for rule in schema.get("x-kubernetes-validations", []):
+            compile_rule(rule["rule"])
+            assert rule["message"], path
+            code = re.sub(r"'[^']*'", "''", rule["rule"])
+            assert set(re.findall(r"(\w+)\(", code)) <= allowed, path
+
+
+NUMBERS = {
+    "spec.engine.maxNumSeqs": fields.MAX_NUM_SEQS,
+    "spec.engine.maxQueueLength": fields.MAX_QUEUE_LENGTH,
+    "spec.replicas": fields.REPLICAS,
+    "spec.autoscaling.minReplicas": fields.MIN_REPLICAS,
+    "spec.autoscaling.maxReplicas": fields.MAX_REPLICAS,
+    "spec.autoscaling.targets.kvBlockOccupancyPercent": fields.KV_BLOCK_OCCUPANCY_PERCENT,
+    "spec.autoscaling.targets.queuedRequestsPerReplica": fields.QUEUED_REQUESTS_PER_REPLICA,
+    "spec.autoscaling.behavior.scaleUp.stabilizationWindowSeconds": fields.UP_WINDOW_SECONDS,
+    "spec.autoscaling.behavior.scaleDown.stabilizationWindowSeconds": fields.DOWN_WINDOW_SECONDS,
+    "spec.autoscaling.behavior.scaleUp.policies[].value": fields.POLICY_VALUE,
+    "spec.autoscaling.behavior.scaleDown.policies[].value": fields.POLICY_VALUE,
+    "spec.autoscaling.behavior.scaleUp.policies[].periodSeconds": fields.POLICY_PERIOD_SECONDS,
+    "spec.autoscaling.behavior.scaleDown.policies[].periodSeconds": fields.POLICY_PERIOD_SECONDS,
+    "spec.startup.timeoutSeconds": fields.STARTUP_TIMEOUT_SECONDS,
+    "spec.drain.delaySeconds": fields.DRAIN_DELAY_SECONDS,
+    "spec.drain.timeoutSeconds": fields.DRAIN_TIMEOUT_SECONDS,
+}
+TEXTS = {
+    "spec.model.source": fields.MODEL_SOURCE,
+    "spec.model.servedName": fields.SERVED_NAME,
+    "spec.engine.image": fields.ENGINE_IMAGE,
+    "spec.engine.kvCacheMemory": fields.KV_CACHE_MEMORY,
+    "spec.engine.args[]": fields.ENGINE_ARG,
+    "spec.engine.env[].name": fields.ENV_NAME,
+    "spec.engine.env[].value": fields.ENV_VALUE,
+    "spec.engine.env[].valueFrom.secretKeyRef.name": fields.REFERENCE,
+    "spec.engine.env[].valueFrom.secretKeyRef.key": fields.REFERENCE,
+    "spec.engine.env[].valueFrom.configMapKeyRef.name": fields.REFERENCE,
+    "spec.engine.env[].valueFrom.configMapKeyRef.key": fields.REFERENCE,
+    "spec.autoscaling.behavior.scaleUp.selectPolicy": fields.SELECT_POLICY,
+    "spec.autoscaling.behavior.scaleDown.selectPolicy": fields.SELECT_POLICY,
+    "spec.autoscaling.behavior.scaleUp.policies[].type": fields.POLICY_TYPE,
+    "spec.autoscaling.behavior.scaleDown.policies[].type": fields.POLICY_TYPE,
+}
+
+
+def test_every_leaf_of_the_spec_has_a_rule_in_the_code() -> None:
+    leaves = {path for path, schema in walk(SPEC, "spec") if schema.get("type") in ("integer", "string")}
+    assert leaves == NUMBERS.keys() | TEXTS.keys()
+
+
+@pytest.mark.parametrize("path", NUMBERS)
+def test_bounds_and_defaults_of_numbers_agree(path: str) -> None:
+    schema, rule = at(path), NUMBERS[path]
+    assert (schema["minimum"], schema["maximum"], schema.get("default")) == (rule.minimum, rule.maximum, rule.default)
+
+
+@pytest.mark.parametrize("path", TEXTS)
+def test_bounds_of_strings_agree(path: str) -> None:
+    schema, rule = at(path), TEXTS[path]
+    if rule.choices:
+        assert tuple(schema["enum"]) == rule.choices
+    else:
+        have = (schema["maxLength"], schema.get("minLength", 0), schema.get("pattern"))
+        assert have == (rule.max_length, rule.min_length, rule.pattern)
+
+
+def test_quantities_agree() -> None:
+    for part in ("requests", "limits"):
+        assert at(f"spec.resources.{part}{{}}")["pattern"] == fields.QUANTITY_PATTERN
+
+
+def test_reserved_names_agree() -> None:
+    args = at("spec.engine.args")["x-kubernetes-validations"][0]["rule"]
+    assert all(name.removeprefix("--") in args for name in RESERVED_ARGS)
+    env = at("spec.engine.env[].name")["x-kubernetes-validations"][0]["rule"]
+    pattern = re.search(r"'([^']*)'", env)
+    assert pattern is not None
+    assert all(re.match(pattern.group(1), name) for name in RESERVED_ENV)
+
+
+def test_pod_states_agree() -> None:
+    assert STATUS["properties"]["pods"]["items"]["properties"]["state"]["enum"] == [state.value for state in PodState]
+
+
+def body(spec: Any, name: str = "chat") -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default", "uid": "u", "generation": 1}
+    return {"apiVersion": names.API_VERSION, "kind": names.KIND, "metadata": metadata, "spec": spec}
+
+
+MODEL = {"source": "file:///models/tiny"}
+REFUSED: dict[str, tuple[Any, str]] = {
+    "no model": ({}, "spec.model"),
+    "no source": ({"model": {}}, "spec.model.source"),
+    "a source of another kind": ({"model": {"source": "hf://org/name"}}, "spec.model.source"),
+    "a source with a variable": ({"model": {"source": "file:///$(HOME)/x"}}, "spec.model.source"),
+    "negative replicas": ({"model": MODEL, "replicas": -1}, "spec.replicas"),
+    "replicas as text": ({"model": MODEL, "replicas": "2"}, "spec.replicas"),
+    "memory without a unit": ({"model": MODEL, "engine": {"kvCacheMemory": "512"}}, "spec.engine.kvCacheMemory"),
+    "a reserved flag": ({"model": MODEL, "engine": {"args": ["--host=0.0.0.0"]}}, "engine.args"),
+    "a reserved flag in two words": ({"model": MODEL, "engine": {"args": ["--port", "1"]}}, "engine.args"),
+    "a reserved variable": ({"model": MODEL, "engine": {"env": [{"name": "PAGEFLEET_HOST"}]}}, "engine.env"),
+    "a variable twice": ({"model": MODEL, "engine": {"env": [{"name": "A"}, {"name": "A"}]}}, "engine.env"),
+    "two values": (
+        {
+            "model": MODEL,
+            "engine": {"env": [{"name": "A", "value": "1", "valueFrom": {"secretKeyRef": {"name": "s", "key": "k"}}}]},
+        },
+        "engine.env",
+    ),
+    "no kind of reference": ({"model": MODEL, "engine": {"env": [{"name": "A", "valueFrom": {}}]}}, "engine.env"),
+    "min above max": ({"model": MODEL, "autoscaling": {"minReplicas": 3, "maxReplicas": 2}}, "autoscaling"),
+    "no max": ({"model": MODEL, "autoscaling": {}}, "autoscaling.maxReplicas"),
+    "a policy without period": (
+        {
+            "model": MODEL,
+            "autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"policies": [{"type": "Pods", "value": 1}]}}},
+        },
+        "periodSeconds",
+    ),
+    "a bad quantity": ({"model": MODEL, "resources": {"limits": {"memory": "much"}}}, "spec.resources.limits.memory"),
+    "a list for an object": ({"model": MODEL, "drain": []}, "spec.drain"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_bad_specs_are_refused_with_the_field_by_both(case: str) -> None:
+    spec, want = REFUSED[case]
+    with pytest.raises(SpecError, match=re.escape(want)):
+        parse(body(spec))
+    said = admit(body(copy.deepcopy(spec)))
+    assert said, "the CRD admits it"
+    assert any(want.removeprefix("spec.") in text for text in said), said
+
+
+@pytest.mark.parametrize("name", ["a" * 46, "1abc", "a.b", "-a", "a-"])
+def test_bad_names_are_refused_by_both(name: str) -> None:
+    with pytest.raises(SpecError, match=r"metadata\.name"):
+        parse(body({"model": MODEL}, name=name))
+    assert any("metadata.name" in text for text in admit(body({"model": MODEL}, name=name)))
+
+
+def test_defaults_of_the_crd_are_the_defaults_of_the_code() -> None:
+    sparse = body({"model": MODEL, "autoscaling": {"maxReplicas": 4}})
+    full = copy.deepcopy(sparse)
+    assert admit(full) == []
+    assert full != sparse
+    assert parse(full) == parse(sparse)
+
+
+def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
+    """Values near the schema: mostly right, sometimes just beyond a bound."""
+    if schema.get("x-kubernetes-int-or-string"):
+        return st.sampled_from([1, 0, "500m", "8Gi", "1.5", "x", "-1", True])
+    kind = schema.get("type")
+    if "enum" in schema:
+        return st.sampled_from([*schema["enum"], "Other"])
+    if kind == "integer":
+        low, high = schema["minimum"], schema["maximum"]
+        return st.sampled_from([low - 1, low, low + 1, high, high + 1]) | st.integers(low, high)
+    if kind == "array":
+        return st.lists(values_of(schema["items"]), max_size=3)
+    if kind == "string":
+        return st.sampled_from(
+            [
+                "file:///m",
+                "hf://a/b",
+                "chat",
+                "a b",
+                "",
+                "8Gi",
+                "16Mi",
+                "--x",
+                "--host",
+                "A",
+                "POD_IP",
+                "a/b",
+                "x" * 600,
+            ]
+        )
+    optional = {name: values_of(child) for name, child in schema.get("properties", {}).items()}
+    if isinstance(schema.get("additionalProperties"), dict):
+        return st.dictionaries(st.sampled_from(["cpu", "memory"]), values_of(schema["additionalProperties"]))
+    required = {name: optional.pop(name) for name in schema.get("required", [])}
+    return st.fixed_dictionaries(required, optional=optional)
+
+
+@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(values_of(SPEC))
+def test_schema_and_code_admit_the_same_specs(spec: dict[str, Any]) -> None:
+    said = admit(body(copy.deepcopy(spec)))
+    try:
+        parsed: LLMDeployment | None = parse(body(spec))
+        problems: list[str] = []
+    except SpecError as error:
+        parsed, problems = None, error.problems
+    assert (parsed is not None) == (not said), (json.dumps(spec), said, problems)

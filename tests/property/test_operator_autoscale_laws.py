@@ -1,0 +1,166 @@
+"""Laws of the scaling decision, for any fleet."""
+
+from dataclasses import replace
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagefleet_operator.autoscale import decide
+from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
+from pagefleet_operator.history import Bucket, History
+from pagefleet_operator.model import AutoscalingSpec, ScalingPolicy, ScalingRules
+from pagefleet_operator.status import restore_history
+from support.operator_objects import autoscaling
+
+COUNTS = st.integers(0, 5000)
+
+
+@st.composite
+def samples(draw: st.DrawFn) -> Sample:
+    total = draw(st.integers(1, 2000))
+    used = draw(st.integers(0, total))
+    return Sample(
+        time=0.0,
+        blocks_used=used,
+        blocks_cached=draw(st.integers(0, total - used)),
+        blocks_total=total,
+        blocks_waiting=draw(COUNTS),
+        running=draw(st.integers(0, 300)),
+        waiting=draw(st.integers(0, 300)),
+        oldest_waiting_seconds=draw(st.floats(0, 100)),
+    )
+
+
+@st.composite
+def fleets(draw: st.DrawFn) -> Fleet:
+    states = draw(st.lists(st.sampled_from(PodState), max_size=12))
+    pods = [
+        FleetPod(f"p{index}", state, draw(samples()) if state is PodState.READY and draw(st.booleans()) else None)
+        for index, state in enumerate(states)
+    ]
+    return Fleet(replicas=draw(st.integers(0, 60)), pods=tuple(pods))
+
+
+@st.composite
+def rules(draw: st.DrawFn) -> ScalingRules:
+    policies = st.builds(
+        ScalingPolicy,
+        type=st.sampled_from(["Pods", "Percent"]),
+        value=st.integers(1, 200),
+        period_seconds=st.integers(1, 1800),
+    )
+    return ScalingRules(
+        stabilization_window_seconds=draw(st.integers(0, 3600)),
+        select_policy=draw(st.sampled_from(["Max", "Min", "Disabled"])),
+        policies=tuple(draw(st.lists(policies, min_size=1, max_size=3))),
+    )
+
+
+@st.composite
+def specs(draw: st.DrawFn) -> AutoscalingSpec:
+    minimum = draw(st.integers(1, 40))
+    return AutoscalingSpec(
+        max_replicas=draw(st.integers(minimum, 60)),
+        min_replicas=minimum,
+        kv_block_occupancy_percent=draw(st.integers(1, 100)),
+        queued_requests_per_replica=draw(st.integers(1, 50)),
+        scale_up=draw(rules()),
+        scale_down=draw(rules()),
+    )
+
+
+HISTORIES = st.builds(
+    History,
+    buckets=st.lists(st.builds(Bucket, start=st.floats(0, 1000), max_wanted=st.integers(1, 60)), max_size=12).map(
+        lambda items: tuple(sorted(items, key=lambda bucket: bucket.start))
+    ),
+    saturation_running=st.none() | st.floats(1, 500),
+)
+
+
+@given(specs(), fleets(), HISTORIES)
+def test_replicas_stay_within_the_bounds(spec: AutoscalingSpec, fleet: Fleet, history: History) -> None:
+    decision = decide(spec, fleet, history, 1000.0)
+    if fleet.replicas == 0:
+        assert decision.replicas == 0
+    else:
+        assert spec.min_replicas <= decision.replicas <= spec.max_replicas
+
+
+@given(specs(), fleets(), HISTORIES)
+def test_a_decision_is_a_function_of_its_inputs(spec: AutoscalingSpec, fleet: Fleet, history: History) -> None:
+    assert decide(spec, fleet, history, 1000.0) == decide(spec, fleet, history, 1000.0)
+
+
+@given(fleets(), COUNTS, st.floats(1, 500), st.data())
+def test_more_demand_never_means_fewer_replicas(fleet: Fleet, more: int, knee: float, data: st.DataObject) -> None:
+    sampled = [index for index, pod in enumerate(fleet.pods) if pod.state is PodState.READY and pod.sample is not None]
+    if not sampled or fleet.replicas == 0:
+        return
+    index = data.draw(st.sampled_from(sampled))
+    pod = fleet.pods[index]
+    assert pod.sample is not None
+    busier = replace(pod, sample=replace(pod.sample, blocks_waiting=pod.sample.blocks_waiting + more))
+    crowded = replace(fleet, pods=(*fleet.pods[:index], busier, *fleet.pods[index + 1 :]))
+    history = History(saturation_running=knee)
+    spec = autoscaling(maximum=1000)
+    assert decide(spec, crowded, history, 0.0).recommended >= decide(spec, fleet, history, 0.0).recommended
+
+
+@given(st.integers(1, 50), st.floats(-0.1, 0.1), st.integers(10, 1000))
+def test_nothing_happens_inside_the_tolerance(replicas: int, deviation: float, total: int) -> None:
+    target = 0.8 * total
+    used = round(target * (1 + deviation))
+    if not target * 0.9 <= used <= min(total, target * 1.1):
+        return
+    sample = Sample(0.0, used, 0, total, 0, 1, 0)
+    fleet = Fleet(replicas, tuple(FleetPod(f"p{index}", PodState.READY, sample) for index in range(replicas)))
+    assert decide(autoscaling(maximum=1000), fleet, History(), 0.0).replicas == replicas
+
+
+@given(specs(), fleets(), HISTORIES, st.data())
+def test_a_pod_that_falls_silent_never_lowers_the_recommendation_below_the_current_count(
+    spec: AutoscalingSpec, fleet: Fleet, history: History, data: st.DataObject
+) -> None:
+    """Losing a sample may hide a need to grow, but never makes a fleet shrink further than it would have."""
+    sampled = [index for index, pod in enumerate(fleet.pods) if pod.state is PodState.READY and pod.sample is not None]
+    if not sampled or fleet.replicas == 0:
+        return
+    index = data.draw(st.sampled_from(sampled))
+    pod = fleet.pods[index]
+    # A pod that carries at most what the target allows: its silence is then counted as at least as much.
+    assert pod.sample is not None
+    same = replace(pod.sample, blocks_total=100, blocks_cached=0, blocks_used=0, blocks_waiting=0, running=0, waiting=0)
+    others = [
+        replace(item, sample=replace(item.sample, blocks_total=100, blocks_cached=0, blocks_used=50))
+        if item.sample is not None
+        else item
+        for item in fleet.pods
+    ]
+    loud = replace(fleet, pods=(*others[:index], replace(pod, sample=same), *others[index + 1 :]))
+    quiet_pod = FleetPod(pod.name, PodState.UNREACHABLE)
+    quiet = replace(fleet, pods=(*others[:index], quiet_pod, *others[index + 1 :]))
+    known = replace(history, saturation_running=None)
+    heard, missed = decide(spec, loud, known, 1000.0), decide(spec, quiet, known, 1000.0)
+    assert min(missed.recommended, fleet.replicas) >= min(heard.recommended, fleet.replicas)
+
+
+@given(st.integers(1, 30), st.integers(0, 300), st.integers(1, 600))
+def test_a_restart_never_shrinks_earlier(replicas: int, idle_before: int, window: int) -> None:
+    """The restarted operator knows at most what the old one knew; what nobody watched counts as needed."""
+    down = ScalingRules(window, "Max", (ScalingPolicy("Percent", 100, 15),))
+    spec = autoscaling(maximum=60, scale_down=down)
+    idle = Fleet(
+        replicas, tuple(FleetPod(f"p{i}", PodState.READY, Sample(0.0, 0, 0, 100, 0, 0, 0)) for i in range(replicas))
+    )
+    start = 1_000_000.0
+    kept = History().recommended(replicas, now=start, window_seconds=float(window))
+    now = start
+    for now in range(int(start) + 2, int(start) + 2 + idle_before, 2):
+        kept = decide(spec, idle, kept, float(now)).history
+    restored, _ = restore_history({}, replicas=replicas, now=float(now))
+    for later in range(int(now), int(now) + window + 60, 2):
+        kept_decision = decide(spec, idle, kept, float(later))
+        restored_decision = decide(spec, idle, restored, float(later))
+        kept, restored = kept_decision.history, restored_decision.history
+        assert restored_decision.replicas >= kept_decision.replicas
