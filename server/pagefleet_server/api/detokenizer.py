@@ -3,8 +3,9 @@
 from collections.abc import Callable, Sequence
 
 REPLACEMENT = "\ufffd"
-CONTEXT_TOKENS = 6
-"""Tokens in front that decide how the next one is written (leading spaces, byte runs)."""
+CONTEXT_TOKENS = 8
+"""Tokens in front that decide how the next one is written: leading spaces, byte runs (a character and a torn one)."""
+MAX_CHARACTER_BYTES = 4
 MAX_WINDOW_TOKENS = 64
 """The window is cut even without a clean boundary: output that never forms a character must not cost more and more."""
 
@@ -20,10 +21,9 @@ class Detokenizer:
 
     def __init__(self, decode: Decode, prompt_token_ids: Sequence[int] = ()) -> None:
         self._decode = decode
-        self._window = _clean_tail(decode, prompt_token_ids)
+        self._window, self._given = _find_context(decode, prompt_token_ids)
+        """Recent tokens, and how many characters of their text are given out, or belong to the prompt."""
         self._prompt_text = decode(self._window) if self._window else ""
-        self._given = len(_stable(self._prompt_text))
-        """Characters of the window's text that are given out, or belong to the prompt."""
         self._boundaries: list[int] = []
         """Window lengths at which everything was given out."""
 
@@ -50,7 +50,9 @@ class Detokenizer:
             self._given = max(self._given, len(stable))
         if len(stable) == len(text):
             self._boundaries.append(len(self._window))
-        self._trim()
+            self._trim()
+        elif len(self._window) >= MAX_WINDOW_TOKENS:
+            self._start_window_at(len(self._window) - CONTEXT_TOKENS)
         return piece
 
     def _skip_prompt(self, text: str) -> None:
@@ -60,16 +62,17 @@ class Detokenizer:
         self._prompt_text = ""
 
     def _trim(self) -> None:
-        """Start the window later, at a boundary that leaves enough context."""
-        if len(self._window) < 2 * CONTEXT_TOKENS:
-            return
-        cut = max((b for b in self._boundaries if b <= len(self._window) - CONTEXT_TOKENS), default=0)
-        if not cut and len(self._window) >= MAX_WINDOW_TOKENS:
-            cut = len(self._window) - CONTEXT_TOKENS
-        if cut:
-            del self._window[:cut]
-            self._boundaries = [b - cut for b in self._boundaries if b > cut]
-            self._given = len(_stable(self._decode(self._window)))
+        """At a boundary: start the window at an earlier one that leaves enough context. (Elsewhere byte fallback may
+        write the whole window as U+FFFD for the sake of its last byte, and what was given out could not be counted.)"""
+        if len(self._window) >= 2 * CONTEXT_TOKENS:
+            cut = max((b for b in self._boundaries if b <= len(self._window) - CONTEXT_TOKENS), default=0)
+            if cut or len(self._window) >= MAX_WINDOW_TOKENS:
+                self._start_window_at(cut or len(self._window) - CONTEXT_TOKENS)
+
+    def _start_window_at(self, cut: int) -> None:
+        del self._window[:cut]
+        self._boundaries = [boundary - cut for boundary in self._boundaries if boundary > cut]
+        self._given = len(_stable(self._decode(self._window)))
 
 
 def _stable(text: str) -> str:
@@ -77,10 +80,17 @@ def _stable(text: str) -> str:
     return text.rstrip(REPLACEMENT)
 
 
-def _clean_tail(decode: Decode, token_ids: Sequence[int]) -> list[int]:
-    """Up to CONTEXT_TOKENS last tokens that do not begin inside a character."""
+def _find_context(decode: Decode, token_ids: Sequence[int]) -> tuple[list[int], int]:
+    """Up to CONTEXT_TOKENS last tokens that do not begin inside a character, and the number of their characters. They
+    may end inside one: up to three tokens are tried away, because byte fallback writes a run with an unfinished
+    character as U+FFFD throughout."""
     for length in range(min(CONTEXT_TOKENS, len(token_ids)), 0, -1):
         tail = list(token_ids[-length:])
-        if not decode(tail).startswith(REPLACEMENT):
-            return tail
-    return []
+        for num_unfinished in range(min(length + 1, MAX_CHARACTER_BYTES)):
+            head = tail[: length - num_unfinished]
+            if not head and length < len(token_ids):
+                break
+            text = decode(head) if head else ""
+            if not text.startswith(REPLACEMENT) and not text.endswith(REPLACEMENT):
+                return tail, max(len(text), len(_stable(decode(tail))))
+    return [], 0
