@@ -1,0 +1,171 @@
+"""Runs all controllers over one set of reflectors."""
+
+import asyncio
+import random
+import time
+from collections.abc import Callable
+
+from pagefleet_localcluster.client import (
+    DEPLOYMENTS,
+    DISRUPTION_BUDGETS,
+    ENDPOINT_SLICES,
+    NODES,
+    PODS,
+    REPLICA_SETS,
+    SERVICES,
+    Client,
+)
+from pagefleet_localcluster.controllers.deployment import DeploymentController
+from pagefleet_localcluster.controllers.disruption import DisruptionController
+from pagefleet_localcluster.controllers.endpoints import EndpointsController
+from pagefleet_localcluster.controllers.node_lifecycle import NodeLifecycleController
+from pagefleet_localcluster.controllers.replica_set import ReplicaSetController
+from pagefleet_localcluster.controllers.scheduler import Scheduler, needs_node
+from pagefleet_localcluster.controllers.service_proxy import ServiceProxy
+from pagefleet_localcluster.controllers.work_queue import WorkQueue
+from pagefleet_localcluster.objects import Object, controller_of, is_pod_finished, key_of, labels_of, selector_matches
+from pagefleet_localcluster.reflector import Listener, Reflector
+
+
+class ControllerManager:
+    """Wires watches to queues: which change of which object makes which key be looked at again."""
+
+    def __init__(
+        self,
+        client: Client,
+        *,
+        rng: random.Random,
+        node_grace_seconds: float = 40.0,
+        clock: Callable[[], float] = time.time,
+    ) -> None:
+        self.deployments = Reflector(client, DEPLOYMENTS)
+        self.replica_sets = Reflector(client, REPLICA_SETS)
+        self.pods = Reflector(client, PODS)
+        self.services = Reflector(client, SERVICES)
+        self.slices = Reflector(client, ENDPOINT_SLICES)
+        self.nodes = Reflector(client, NODES)
+        self.budgets = Reflector(client, DISRUPTION_BUDGETS)
+
+        deployment = DeploymentController(client, self.deployments, self.replica_sets, self.pods, clock)
+        replica_set = ReplicaSetController(client, self.replica_sets, self.pods, clock)
+        scheduler = self._scheduler = Scheduler(client, self.pods, self.nodes, clock)
+        endpoints = EndpointsController(client, self.services, self.pods, self.slices)
+        budget = DisruptionController(client, self.budgets, self.pods, self.replica_sets, self.deployments, clock)
+        node = NodeLifecycleController(client, self.nodes, self.pods, grace_seconds=node_grace_seconds, clock=clock)
+        self._proxy = ServiceProxy(client, self.services, self.pods, rng=rng)
+
+        self._deployment_queue = WorkQueue("deployment", deployment.reconcile)
+        self._replica_set_queue = WorkQueue("replica set", replica_set.reconcile)
+        self._scheduler_queue = WorkQueue("scheduler", scheduler.reconcile)
+        self._endpoints_queue = WorkQueue("endpoints", endpoints.reconcile)
+        self._budget_queue = WorkQueue("disruption budget", budget.reconcile)
+        self._node_queue = WorkQueue("node", node.reconcile)
+        self._proxy_queue = WorkQueue("service proxy", self._proxy.reconcile)
+        self._recorders = [c.events for c in (deployment, replica_set, scheduler, self._proxy)]
+
+        self.deployments.listeners += [_each(self._deployment_queue), self._wake_budgets]
+        self.replica_sets.listeners += [_each(self._replica_set_queue), self._replica_set_changed, self._wake_budgets]
+        self.pods.listeners += [self._pod_changed, self._wake_budgets]
+        self.services.listeners += [_each(self._endpoints_queue), _each(self._proxy_queue)]
+        self.nodes.listeners += [_each(self._node_queue), self._retry_blocked]
+        self.budgets.listeners += [_each(self._budget_queue)]
+
+    async def run(self) -> None:
+        """Run until cancelled: reflectors first, controllers once every collection has been listed."""
+        reflectors = (
+            self.deployments,
+            self.replica_sets,
+            self.pods,
+            self.services,
+            self.slices,
+            self.nodes,
+            self.budgets,
+        )
+        try:
+            async with asyncio.TaskGroup() as group:
+                for reflector in reflectors:
+                    group.create_task(reflector.run())
+                for recorder in self._recorders:
+                    group.create_task(recorder.run())
+                for reflector in reflectors:
+                    await reflector.synced.wait()
+                for queue in (
+                    self._deployment_queue,
+                    self._replica_set_queue,
+                    self._scheduler_queue,
+                    self._endpoints_queue,
+                    self._budget_queue,
+                    self._node_queue,
+                    self._proxy_queue,
+                ):
+                    group.create_task(queue.run())
+        finally:
+            await self._proxy.close()
+
+    def _replica_set_changed(self, old: Object | None, new: Object | None) -> None:
+        _wake_owner(self._deployment_queue, "Deployment", old, new)
+
+    def _pod_changed(self, old: Object | None, new: Object | None) -> None:
+        _wake_owner(self._replica_set_queue, "ReplicaSet", old, new)
+        pod = new if new is not None else old
+        assert pod is not None
+        if new is None or is_pod_finished(new):
+            self._retry_blocked(old, new)
+            self._wake_grandparent(pod)
+        if new is not None and needs_node(new) and (old is None or key_of(new) not in self._scheduler.blocked):
+            self._scheduler_queue.add(key_of(new))
+        elif new is None:
+            self._scheduler_queue.add(key_of(pod))
+        node = pod["spec"].get("nodeName")
+        if node and node not in self.nodes.objects and new is not None:
+            self._node_queue.add(node)
+        for service in self.services.objects.values():
+            selector = service["spec"].get("selector")
+            if service["metadata"]["namespace"] != pod["metadata"]["namespace"] or not selector:
+                continue
+            if any(obj is not None and selector.items() <= labels_of(obj).items() for obj in (old, new)):
+                self._endpoints_queue.add(key_of(service))
+                self._proxy_queue.add(key_of(service))
+
+    def _wake_grandparent(self, pod: Object) -> None:
+        """A Deployment with strategy Recreate waits until old pods are gone."""
+        reference = controller_of(pod)
+        if reference is not None and reference["kind"] == "ReplicaSet":
+            parent = self.replica_sets.objects.get(f"{pod['metadata']['namespace']}/{reference['name']}")
+            if parent is not None:
+                _wake_owner(self._deployment_queue, "Deployment", parent)
+
+    def _retry_blocked(self, old: Object | None, new: Object | None) -> None:
+        for key in self._scheduler.blocked:
+            self._scheduler_queue.add(key)
+
+    def _wake_budgets(self, old: Object | None, new: Object | None) -> None:
+        changed = new if new is not None else old
+        assert changed is not None
+        for budget in self.budgets.objects.values():
+            if budget["metadata"]["namespace"] != changed["metadata"]["namespace"]:
+                continue
+            selector = budget["spec"].get("selector")
+            if "template" in changed["spec"] or any(
+                obj is not None and selector_matches(selector, labels_of(obj)) for obj in (old, new)
+            ):
+                self._budget_queue.add(key_of(budget))
+
+
+def _each(queue: WorkQueue) -> Listener:
+    """Every change of an object queues its own key."""
+
+    def changed(old: Object | None, new: Object | None) -> None:
+        obj = new if new is not None else old
+        assert obj is not None
+        queue.add(key_of(obj))
+
+    return changed
+
+
+def _wake_owner(queue: WorkQueue, kind: str, *objects: Object | None) -> None:
+    """Queue the controlling owner of this kind."""
+    for obj in objects:
+        reference = controller_of(obj) if obj is not None else None
+        if obj is not None and reference is not None and reference["kind"] == kind:
+            queue.add(f"{obj['metadata']['namespace']}/{reference['name']}")
