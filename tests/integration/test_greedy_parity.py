@@ -1,0 +1,157 @@
+"""Greedy output of scheduler and runner equals transformers' generate, token for token, in float32, on a real model."""
+
+import copy
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from pagefleet_server.core.limits import SchedulerLimits
+from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.scheduler import Scheduler
+from pagefleet_server.core.step import SchedulerOutput
+from pagefleet_server.runner.runner import Runner, build_runner
+from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
+from pagefleet_server.tokenizer import load_tokenizer
+from support.smollm2 import smollm2_gguf
+
+BLOCK_SIZE = 8
+NUM_BLOCKS = 160
+NUM_NEW_TOKENS = 6
+LENGTHS = (1, 2, 3, 5, 7, 9, 12, 15, 16, 17, 20, 24, 31, 32, 33, 40, 48, 49, 65, 97)
+TEXT = """The lighthouse keeper had counted 1,204 ships since the winter began, and he wrote each of them into a
+ledger whose pages smelled of salt. On the morning of the third of March he saw one that he could not name. It carried
+no flag, it made no smoke, and it stood quite still where the current runs fastest. He lit the lamp, though the sun was
+up, and waited for an answer. `def wait(seconds): return seconds + 1` was all that the radio said, in a calm voice."""
+
+
+@dataclass(frozen=True)
+class Case:
+    prompt: list[int]
+    want: list[int]
+
+
+@dataclass(frozen=True)
+class Run:
+    tokens: list[list[int]]
+    steps: list[SchedulerOutput]
+    num_preemptions: int
+
+
+@pytest.fixture(scope="module")
+def cases(runner: Runner) -> list[Case]:
+    """20 prompts, each cut from another place of the text, with what transformers generates: its own module, eager
+    attention and cache, over the same weights in memory (reading them from the file twice would take half the time)."""
+    ids = load_tokenizer(smollm2_gguf()).tokenizer.encode(TEXT, add_special_tokens=False).ids
+    config = copy.deepcopy(runner.model.module.config)
+    with torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+            config, dtype=torch.float32, attn_implementation="eager"
+        )
+    model.load_state_dict(runner.model.module.state_dict(), assign=True)
+    model.tie_weights()
+    model.model.rotary_emb = type(model.model.rotary_emb)(config)
+    model.eval()
+    assert model.config._attn_implementation == "eager"
+    cases = []
+    for index, length in enumerate(LENGTHS):
+        start = index * 3 % max(1, len(ids) - length)
+        prompt = ids[start : start + length]
+        assert len(prompt) == length
+        inputs = torch.tensor([prompt])
+        with torch.inference_mode():
+            output = model.generate(
+                inputs,
+                attention_mask=torch.ones_like(inputs),
+                do_sample=False,
+                max_new_tokens=NUM_NEW_TOKENS,
+                min_new_tokens=NUM_NEW_TOKENS,
+                pad_token_id=0,
+            )
+        cases.append(Case(prompt, output[0, length:].tolist()))
+    return cases
+
+
+@pytest.fixture(scope="module")
+def runner() -> Runner:
+    settings = EngineSettings(
+        model=ModelSettings(model=str(smollm2_gguf()), dtype="float32", device="cpu", threads=1),
+        cache=CacheSettings(block_size=BLOCK_SIZE, num_kv_blocks=NUM_BLOCKS),
+        scheduler=SchedulerSettings(max_num_seqs=20, max_num_batched_tokens=512),
+    )
+    return build_runner(settings, lambda _phase, _message: None)
+
+
+def run(
+    runner: Runner,
+    cases: list[Case],
+    *,
+    num_blocks: int = NUM_BLOCKS,
+    max_num_seqs: int = 20,
+    max_num_batched_tokens: int = 512,
+    prefix_caching: bool = False,
+) -> Run:
+    scheduler = Scheduler(
+        SchedulerLimits(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=num_blocks * BLOCK_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        ),
+        prefix_caching=prefix_caching,
+    )
+    sampling = SamplingParams(max_tokens=NUM_NEW_TOKENS, temperature=0.0)
+    for index, case in enumerate(cases):
+        scheduler.add(str(index), case.prompt, sampling, arrival_time=0.0)
+    tokens: list[list[int]] = [[] for _ in cases]
+    steps: list[SchedulerOutput] = []
+    while (output := scheduler.schedule(float(len(steps)))) is not None:
+        steps.append(output)
+        for new in scheduler.update(output, runner.execute(output), float(len(steps))):
+            tokens[int(new.request_id)] += new.token_ids
+        scheduler.check_integrity()
+    counts = scheduler.counts()
+    assert counts.blocks_used == 0
+    return Run(tokens, steps, counts.num_preemptions)
+
+
+def test_each_request_alone(runner: Runner, cases: list[Case]) -> None:
+    result = run(runner, cases, max_num_seqs=1)
+    assert all(len(step.scheduled) == 1 for step in result.steps)
+    assert result.tokens == [case.want for case in cases]
+
+
+def test_all_in_one_mixed_batch(runner: Runner, cases: list[Case]) -> None:
+    result = run(runner, cases, max_num_batched_tokens=160)
+    assert any(0 < step.num_decodes < len(step.scheduled) for step in result.steps), "no step mixed decodes and prompts"
+    assert max(len(step.scheduled) for step in result.steps) == 20
+    assert result.tokens == [case.want for case in cases]
+
+
+def test_prompts_in_small_chunks(runner: Runner, cases: list[Case]) -> None:
+    result = run(runner, cases, max_num_seqs=4, max_num_batched_tokens=13)
+    chunks = [row for step in result.steps for row in step.scheduled if not row.sample]
+    assert len(chunks) >= 20, "prompts were not cut"
+    assert any(row.start % BLOCK_SIZE for row in chunks), "every cut was at a block boundary"
+    assert result.tokens == [case.want for case in cases]
+
+
+def test_with_forced_preemption(runner: Runner, cases: list[Case]) -> None:
+    result = run(runner, cases, num_blocks=13, max_num_seqs=8)
+    assert result.num_preemptions >= 3
+    assert any(row.start == 0 and len(row.token_ids) not in LENGTHS for step in result.steps for row in step.scheduled)
+    assert result.tokens == [case.want for case in cases]
+
+
+def test_with_a_prefix_cache_that_is_hit(runner: Runner, cases: list[Case]) -> None:
+    """Twice the same prompts: most hits fall into the very step that writes the blocks, the others into later ones."""
+    some = cases[-10:]
+    result = run(runner, some * 2, max_num_batched_tokens=256, prefix_caching=True)
+    rows = [row for step in result.steps for row in step.scheduled if int(row.request_id) >= len(some)]
+    first = {row.request_id: row for row in reversed(rows)}
+    want = [(len(case.prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for case in some]
+    assert [first[str(index + len(some))].start for index in range(len(some))] == want
+    assert result.tokens == [case.want for case in some] * 2
