@@ -117,9 +117,13 @@ def test_long_runs_of_byte_tokens_stay_whole(text: str) -> None:
     assert "".join(run(FALLBACK.decode, [256], list(text.encode()))) == text
 
 
+@pytest.mark.parametrize("in_front", [[], [257], [259, 260]])
 @pytest.mark.parametrize("num_given", range(5))
-def test_a_prompt_cut_inside_a_run_of_byte_tokens_does_not_spoil_the_output(num_given: int) -> None:
+def test_a_prompt_cut_inside_a_run_of_byte_tokens_does_not_spoil_the_output(
+    num_given: int, in_front: list[int]
+) -> None:
     data = list(("🙂" * 10).encode())
-    start = 4 * 7 + num_given
-    text = "".join(run(FALLBACK.decode, data[:start], data[start:] + list("🙂".encode())))
-    assert text == "🙂" * (11 - start // 4)
+    for num_whole in (1, 7):
+        start = 4 * num_whole + num_given
+        text = "".join(run(FALLBACK.decode, in_front + data[:start], data[start:] + list("🙂".encode())))
+        assert text == "🙂" * (11 - start // 4)

@@ -86,11 +86,14 @@ def _find_context(decode: Decode, token_ids: Sequence[int]) -> tuple[list[int], 
     character as U+FFFD throughout."""
     for length in range(min(CONTEXT_TOKENS, len(token_ids)), 0, -1):
         tail = list(token_ids[-length:])
+        whole = decode(tail)
         for num_unfinished in range(min(length + 1, MAX_CHARACTER_BYTES)):
             head = tail[: length - num_unfinished]
             if not head and length < len(token_ids):
                 break
             text = decode(head) if head else ""
             if not text.startswith(REPLACEMENT) and not text.endswith(REPLACEMENT):
-                return tail, max(len(text), len(_stable(decode(tail))))
+                return tail, max(len(text), len(_stable(whole)))
+        if not whole.startswith(REPLACEMENT):
+            return tail, len(_stable(whole))
     return [], 0
