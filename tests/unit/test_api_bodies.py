@@ -1,0 +1,173 @@
+"""Request bodies: what is accepted, what is refused, and in which words."""
+
+import json
+from typing import Any
+
+import pytest
+from pydantic import ValidationError
+
+from pagefleet_server.api.errors import BadRequestError, describe_validation
+from pagefleet_server.api.protocol.chat import ChatBody
+from pagefleet_server.api.protocol.completions import CompletionBody
+from pagefleet_server.api.protocol.fields import HARMLESS, MAX_NAMES, REFUSED, UnknownFields, check_extra
+from pagefleet_server.api.protocol.tokenizing import TokenizeBody
+
+
+def completion(**fields: Any) -> CompletionBody:
+    return CompletionBody.model_validate_json(json.dumps({"prompt": "x", **fields}))
+
+
+def chat(*messages: dict[str, Any], **fields: Any) -> ChatBody:
+    return ChatBody.model_validate_json(json.dumps({"messages": messages, **fields}))
+
+
+def refusal(body: str, kind: Any = CompletionBody) -> BadRequestError:
+    with pytest.raises(ValidationError) as refused:
+        kind.model_validate_json(body)
+    return describe_validation(refused.value)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "want"),
+    [
+        ("a", ["a"]),
+        (["a", "b"], ["a", "b"]),
+        ([1, 2], [[1, 2]]),
+        ([[1], [2, 3]], [[1], [2, 3]]),
+        ("", [""]),
+    ],
+)
+def test_a_prompt_has_four_shapes(prompt: Any, want: list[Any]) -> None:
+    assert completion(prompt=prompt).prompts == want
+
+
+@pytest.mark.parametrize("prompt", [[], [[]], [True], ["a", 1], [1, "a"], [-1], [2**40], 3, {}, [[1], "a"], [None]])
+def test_other_prompts_are_refused_by_name(prompt: Any) -> None:
+    assert str(refusal(json.dumps({"prompt": prompt})).param).startswith("prompt")
+
+
+@pytest.mark.parametrize(
+    ("fields", "want_param"),
+    [
+        ({"temperature": -1}, "temperature"),
+        ({"temperature": True}, "temperature"),
+        ({"top_p": 0}, "top_p"),
+        ({"top_p": 1.1}, "top_p"),
+        ({"top_k": -2}, "top_k"),
+        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": 2.5}, "max_tokens"),
+        ({"n": 0}, "n"),
+        ({"n": "3"}, "n"),
+        ({"n": 129}, "n"),
+        ({"seed": 2**63}, "seed"),
+        ({"stop": [""]}, "stop"),
+        ({"stop": ["a"] * 100_000}, "stop"),
+        ({"stop": "a" * 257}, "stop[0]"),
+        ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
+        ({"stream": "yes"}, "stream"),
+        ({"stream_options": {"include_usage": True}}, None),
+    ],
+)
+def test_values_out_of_bounds_are_refused_by_name(fields: dict[str, Any], want_param: str | None) -> None:
+    assert refusal(json.dumps({"prompt": "x", **fields})).param == want_param
+
+
+@pytest.mark.parametrize(
+    "body",
+    ["", "{", "[]", "3", "null", '{"prompt": "\\ud800"}', "[" * 100_000, '{"prompt": "x", "temperature": NaN}'],
+)
+def test_what_is_no_body_is_refused(body: str) -> None:
+    """NaN, lone surrogates and deep nesting among them."""
+    assert len(str(refusal(body))) < 300
+
+
+def test_an_answer_never_repeats_the_prompt() -> None:
+    assert "secret" not in str(refusal('{"prompt": {"secret": "secret words"}}'))
+
+
+def test_null_means_not_given() -> None:
+    body = completion(stop=None, temperature=None, max_tokens=None, n=None, stream=None, stream_options=None)
+    assert (body.stop, body.temperature, body.n, body.stream) == (None, 1.0, 1, False)
+
+
+def test_a_single_stop_string_is_a_list_of_one() -> None:
+    assert completion(stop="a").stop == ["a"]
+
+
+@pytest.mark.parametrize("name", sorted(REFUSED))
+def test_a_field_that_would_change_the_result_is_refused_unless_it_asks_for_nothing(name: str) -> None:
+    for neutral in REFUSED[name]:
+        assert check_extra({name: neutral}) == []
+    with pytest.raises(BadRequestError, match=name):
+        check_extra({name: {"something": "else"}})
+
+
+def test_false_is_not_zero() -> None:
+    """`logprobs: 0` asks for the chosen token's logprob; `logprobs: false` for nothing."""
+    assert check_extra({"logprobs": False}) == []
+    with pytest.raises(BadRequestError):
+        check_extra({"logprobs": 0})
+    assert check_extra({"frequency_penalty": 0.0}) == []
+
+
+def test_no_declared_field_is_also_in_a_table() -> None:
+    declared = set(CompletionBody.model_fields) | set(ChatBody.model_fields)
+    assert declared & (set(REFUSED) | HARMLESS) == set()
+
+
+def test_unknown_fields_are_told_once_and_remembered_within_a_bound() -> None:
+    unknown = UnknownFields()
+    assert check_extra({"foo": 1, "user": "me"}) == ["foo"]
+    assert unknown.fresh(["foo", "bar"]) == ["foo", "bar"]
+    assert unknown.fresh(["foo"]) == []
+    told = unknown.fresh([f"f{i}" for i in range(10 * MAX_NAMES)])
+    assert len(told) == MAX_NAMES - 2
+
+
+def test_content_parts_become_one_text() -> None:
+    body = chat({"role": "user", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]})
+    assert body.template_messages == [{"role": "user", "content": "a\nb"}]
+
+
+def test_a_part_that_is_no_text_is_refused() -> None:
+    body = chat({"role": "user", "content": [{"type": "image_url", "image_url": {"url": "x"}}]})
+    with pytest.raises(BadRequestError, match="image_url") as refused:
+        _ = body.template_messages
+    assert refused.value.param == "messages[0].content[0]"
+
+
+def test_tool_call_arguments_reach_the_template_as_objects() -> None:
+    call = {"id": "1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+    (message,) = chat({"role": "assistant", "content": None, "tool_calls": [call]}).template_messages
+    assert message["content"] == ""
+    assert message["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+
+
+@pytest.mark.parametrize(
+    ("message", "want_param"),
+    [
+        ({"role": "robot", "content": "x"}, "messages[0].role"),
+        ({"role": "user", "content": 3}, "messages[0].content"),
+        ({"content": "x"}, "messages[0].role"),
+        ("hello", "messages[0]"),
+    ],
+)
+def test_a_broken_message_is_refused_by_name(message: Any, want_param: str) -> None:
+    assert refusal(json.dumps({"messages": [message]}), ChatBody).param == want_param
+
+
+def test_a_user_message_needs_content() -> None:
+    with pytest.raises(BadRequestError, match="content is missing"):
+        _ = chat({"role": "user"}).template_messages
+
+
+def test_the_last_message_is_continued_or_answered_not_both() -> None:
+    message = {"role": "assistant", "content": "x"}
+    assert chat(message, continue_final_message=True, add_generation_prompt=False).continue_final_message
+    assert "add_generation_prompt" in str(
+        refusal(json.dumps({"messages": [message], "continue_final_message": True}), ChatBody)
+    )
+
+
+def test_tokenize_takes_a_prompt_or_messages() -> None:
+    assert "either prompt or messages" in str(refusal("{}", TokenizeBody))

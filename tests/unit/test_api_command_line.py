@@ -1,0 +1,128 @@
+"""Flags, environment and defaults of pagefleet-server."""
+
+import subprocess
+import sys
+
+import pytest
+
+from pagefleet_server.cli import BadSettingError, list_flags, parse_settings
+from pagefleet_server.settings import EngineSettings, ModelSettings, ServerSettings
+
+
+def test_defaults_are_those_of_the_settings() -> None:
+    assert parse_settings(["--model", "m"], {}) == ServerSettings(EngineSettings(ModelSettings("m")))
+
+
+def test_a_flag_wins_over_the_environment_and_that_over_the_default() -> None:
+    environ = {"PAGEFLEET_MODEL": "from-env", "PAGEFLEET_MAX_QUEUE": "7", "PAGEFLEET_PORT": "9000"}
+    settings = parse_settings(["--port", "9001"], environ)
+    assert settings.engine.model.model == "from-env"
+    assert (settings.http.port, settings.http.max_queue) == (9001, 7)
+
+
+@pytest.mark.parametrize(
+    ("text", "want_bytes"),
+    [
+        ("2GiB", 2 * 1024**3),
+        ("32MiB", 32 * 1024**2),
+        ("8Gi", 8 * 1024**3),
+        ("1.5MiB", 3 * 2**19),
+        ("4096", 4096),
+        ("2GB", 2 * 10**9),
+        ("512 KiB", 512 * 1024),
+        ("1mib", 2**20),
+    ],
+)
+def test_sizes_may_have_a_unit(text: str, want_bytes: int) -> None:
+    settings = parse_settings(["--model", "m", "--kv-cache-memory", text], {})
+    assert settings.engine.cache.kv_cache_memory_bytes == want_bytes
+
+
+@pytest.mark.parametrize(
+    ("argv", "want_words"),
+    [
+        (["--port", "70000"], ["--port", "70000", "at most 65535"]),
+        (["--port", "-1"], ["--port", "-1", "at least 0"]),
+        (["--threads", "0"], ["--threads", "0", "at least 1"]),
+        (["--threads", "two"], ["--threads", "'two'", "whole number"]),
+        (["--block-size", "12"], ["--block-size", "12", "power of two"]),
+        (["--gpu-memory-utilization", "0"], ["--gpu-memory-utilization", "more than 0"]),
+        (["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "number"]),
+        (["--kv-cache-memory", "2 dogs"], ["--kv-cache-memory", "2 dogs", "MiB"]),
+        (["--device", "tpu"], ["--device", "'tpu'", "auto, cpu, cuda"]),
+        (["--max-num-seqs", "64", "--max-num-batched-tokens", "8"], ["--max-num-batched-tokens", "8", "64"]),
+        (["--served-model-name", ""], ["--served-model-name", "empty"]),
+    ],
+)
+def test_a_bad_value_is_refused_with_what_value_and_bound(argv: list[str], want_words: list[str]) -> None:
+    with pytest.raises(BadSettingError) as refused:
+        parse_settings(["--model", "m", *argv], {})
+    assert all(word in str(refused.value) for word in want_words), str(refused.value)
+
+
+def test_a_bad_variable_is_named() -> None:
+    with pytest.raises(BadSettingError, match="PAGEFLEET_MAX_QUEUE: 'many'"):
+        parse_settings(["--model", "m"], {"PAGEFLEET_MAX_QUEUE": "many"})
+
+
+def test_a_missing_model_is_refused() -> None:
+    with pytest.raises(BadSettingError, match="--model is required"):
+        parse_settings([], {})
+
+
+def test_a_service_named_pagefleet_does_not_set_our_port() -> None:
+    """Kubernetes puts PAGEFLEET_PORT=tcp://... into the pods of a namespace that has such a Service."""
+    settings = parse_settings(["--model", "m"], {"PAGEFLEET_PORT": "tcp://10.0.0.7:80"})
+    assert settings.http.port == 8000
+
+
+def test_a_switch_that_is_on_by_default_is_turned_off() -> None:
+    assert parse_settings(["--model", "m"], {}).engine.cache.prefix_caching
+    assert not parse_settings(["--model", "m", "--no-prefix-caching"], {}).engine.cache.prefix_caching
+    assert not parse_settings(["--model", "m"], {"PAGEFLEET_NO_PREFIX_CACHING": "true"}).engine.cache.prefix_caching
+
+
+def test_every_flag_says_what_it_is() -> None:
+    flags = list(list_flags())
+    assert len({flag.name for flag in flags}) == len(flags)
+    assert [flag.name for flag in flags if not flag.doc] == []
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "model",
+        "served-model-name",
+        "host",
+        "port",
+        "device",
+        "dtype",
+        "load-format",
+        "max-model-len",
+        "kv-cache-memory",
+        "num-kv-blocks",
+        "gpu-memory-utilization",
+        "block-size",
+        "max-num-seqs",
+        "max-num-batched-tokens",
+        "max-queue",
+        "no-prefix-caching",
+        "threads",
+        "drain-delay",
+        "drain-timeout",
+    ],
+)
+def test_the_flags_that_other_people_depend_on_are_there(name: str) -> None:
+    assert name in {flag.name for flag in list_flags()}
+
+
+def test_the_command_exits_with_2_and_the_reason() -> None:
+    ended = subprocess.run(
+        [sys.executable, "-m", "pagefleet_server.main", "--model", "m", "--port", "x"],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert ended.returncode == 2
+    assert "--port: 'x' is no whole number" in ended.stderr
