@@ -58,11 +58,24 @@ _TENSOR_BLOCKS: Mapping[int, tuple[int, int]] = {
 
 
 @dataclass(frozen=True, slots=True)
+class GGUFTensor:
+    """One tensor's place."""
+
+    dims: tuple[int, ...]
+    """Elements per dimension, the innermost first (ggml's order, the reverse of torch's)."""
+    kind: int
+    """ggml type number."""
+    offset: int
+    """Bytes from the start of the file."""
+
+
+@dataclass(frozen=True, slots=True)
 class GGUFMetadata:
     """What a GGUF file says about its model."""
 
     path: Path
     values: Mapping[str, GGUFValue]
+    tensors: Mapping[str, GGUFTensor]
 
     def get_str(self, key: str) -> str | None:
         """A string, None when the key is absent; ModelError for another type."""
@@ -136,15 +149,19 @@ class _Reader:
         for _ in range(num_keys):
             key = self._string()
             values[key] = self._value(self._number(_U32), depth=0)
-        metadata = GGUFMetadata(self._path, values)
-        self._check_tensors(num_tensors, metadata.get_int("general.alignment") or 32)
-        return metadata
+        alignment = values.get("general.alignment", 32)
+        if not isinstance(alignment, int) or alignment < 1:
+            raise ModelError(f"{self._path}: general.alignment is {alignment!r}; the file is damaged")
+        return GGUFMetadata(self._path, values, self._tensors(num_tensors, alignment))
 
-    def _check_tensors(self, count: int, alignment: int) -> None:
+    def _tensors(self, count: int, alignment: int) -> dict[str, GGUFTensor]:
+        """The tensor table; every tensor lies inside the file."""
+        found: list[tuple[str, tuple[int, ...], int, int]] = []
         last = 0
         for _ in range(count):
-            self._string()
-            dims = [self._number(_U64) for _ in range(self._bounded(self._number(_U32), 8, "tensor dimensions"))]
+            name = self._string()
+            num_dims = self._bounded(self._number(_U32), 8, "tensor dimensions")
+            dims = tuple(self._number(_U64) for _ in range(num_dims))
             kind = self._number(_U32)
             offset = self._number(_U64)
             elements = 1
@@ -152,9 +169,11 @@ class _Reader:
                 elements *= dim
             per_block, block_bytes = _TENSOR_BLOCKS.get(kind, (1, 0))
             last = max(last, offset + elements // per_block * block_bytes)
+            found.append((name, dims, kind, offset))
         start = -(-self._at // alignment) * alignment
         if count and start + last > len(self._data):
             raise self._truncated(start + last)
+        return {name: GGUFTensor(dims, kind, start + offset) for name, dims, kind, offset in found}
 
     def _value(self, kind: int, *, depth: int) -> GGUFValue:
         if kind == _STRING:

@@ -154,6 +154,7 @@ def test_broken_model_is_refused_with_its_file(tmp_path: Path, name: str) -> Non
         ({"load_format": "magic"}, {}, "--load-format 'magic'"),
         ({"dtype": "int4"}, {}, "--dtype 'int4'"),
         ({}, {"kv_cache_memory_bytes": 10}, "KV cache gets 10 bytes"),
+        ({}, {"block_size": 12}, "block_size is 12"),
     ],
 )
 def test_setting_out_of_bounds_is_refused(
@@ -178,3 +179,11 @@ def test_context_is_capped_by_flag_and_by_blocks(tmp_path: Path, blocks: int, as
     assert (runner.max_model_len, runner.num_blocks, runner.block_size) == (want, blocks, 16)
     assert phases == ["load_weights", "load_weights", "allocate_kv", "warm_up"]
     assert set(runner.start_seconds) == {"load_weights", "allocate_kv", "warm_up"}
+
+
+def test_model_that_the_fast_backend_cannot_hold_runs_on_the_reference(tmp_path: Path) -> None:
+    settings = EngineSettings(
+        model=ModelSettings(model=str(write_tiny_llama(tmp_path)), device="cpu", dtype="float16", threads=1),
+        cache=CacheSettings(num_kv_blocks=8),
+    )
+    assert build_runner(settings, quiet).attention_backend == "reference"

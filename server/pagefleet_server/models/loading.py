@@ -6,13 +6,22 @@ from typing import Any
 
 import torch
 import transformers
-from transformers import AutoConfig, AutoModelForCausalLM, GgufConfig, PreTrainedConfig, PreTrainedModel
+from transformers import (
+    AutoConfig,
+    AutoModelForCausalLM,
+    GgufConfig,
+    LlamaConfig,
+    LlamaForCausalLM,
+    PreTrainedConfig,
+    PreTrainedModel,
+)
 
 from pagefleet_server.model_errors import ModelError, ModelRefused
 from pagefleet_server.models import attention_hook
 from pagefleet_server.models.checkpoint import Checkpoint, open_checkpoint
 from pagefleet_server.models.dtype import resolve_device, resolve_dtype
 from pagefleet_server.models.gate import check_config, check_module
+from pagefleet_server.models.gguf_llama import llama_config, llama_state
 from pagefleet_server.models.paged_model import PagedModel
 from pagefleet_server.settings import ModelSettings
 from pagefleet_server.tokenizer import read_json
@@ -53,6 +62,9 @@ def load_model(settings: ModelSettings) -> PagedModel:
 
 def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     extra = {} if checkpoint.gguf_file is None else {"gguf_file": checkpoint.gguf_file}
+    direct = None if checkpoint.gguf is None else llama_config(checkpoint.gguf)
+    if direct is not None:
+        return direct
     try:
         config = AutoConfig.from_pretrained(checkpoint.directory, local_files_only=True, **extra)
     except (ValueError, KeyError, OSError, TypeError) as error:
@@ -65,17 +77,24 @@ def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def _load_module(checkpoint: Checkpoint, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
-    extra: dict[str, Any] = {"config": config}
-    if checkpoint.gguf_file is not None:
-        extra |= {"gguf_file": checkpoint.gguf_file, "quantization_config": GgufConfig(dequantize=True)}
+    common: dict[str, Any] = {
+        "config": config,
+        "local_files_only": True,
+        "dtype": dtype,
+        "attn_implementation": attention_hook.IMPLEMENTATION,
+    }
+    module: object
     try:
-        module = AutoModelForCausalLM.from_pretrained(
-            checkpoint.directory,
-            local_files_only=True,
-            dtype=dtype,
-            attn_implementation=attention_hook.IMPLEMENTATION,
-            **extra,
-        )
+        if checkpoint.gguf is None:
+            module = AutoModelForCausalLM.from_pretrained(checkpoint.directory, **common)
+        elif isinstance(config, LlamaConfig) and llama_config(checkpoint.gguf) is not None:
+            state = llama_state(checkpoint.gguf, config, dtype)
+            module = LlamaForCausalLM.from_pretrained(None, state_dict=state, **common)
+        else:
+            plain = GgufConfig(dequantize=True)
+            module = AutoModelForCausalLM.from_pretrained(
+                checkpoint.directory, gguf_file=checkpoint.gguf_file, quantization_config=plain, **common
+            )
     except (ValueError, KeyError, OSError, TypeError, RuntimeError, ImportError) as error:
         raise ModelError(f"{checkpoint.path}: cannot be loaded: {str(error)[:300]}") from error
     return _module(module)

@@ -10,6 +10,7 @@ import torch
 from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, KVCache
 from pagefleet_kernels.dispatch import select_backend
+from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult
 from pagefleet_server.model_errors import ModelError
@@ -17,7 +18,7 @@ from pagefleet_server.models.loading import load_model
 from pagefleet_server.models.paged_model import PagedModel
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.flat_batch import flatten
-from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, plan_kv
+from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, kv_shape, plan_kv
 from pagefleet_server.runner.paged_context import PagedContext
 from pagefleet_server.runner.sampler import sample
 from pagefleet_server.settings import EngineSettings
@@ -106,7 +107,7 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     weights = f"{model.num_weight_bytes} bytes of weights, {dtype_name}, {len(model.layers)} layers on {model.device}"
     now = timed("load_weights", weights, started)
 
-    backend = select_backend(model.device)
+    backend = _backend_for(model, settings.cache.block_size)
     plan = plan_kv(model.layers, settings.cache, backend=backend, dtype=model.dtype, device=model.device)
     caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
     blocks = f"{plan.num_bytes} bytes of KV, {plan.num_blocks} blocks of {plan.block_size} tokens ({backend.name})"
@@ -117,6 +118,20 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
         runner.execute(step)
     timed("warm_up", f"{torch.get_num_threads()} threads, contexts up to {runner.max_model_len} tokens", now)
     return runner
+
+
+def _backend_for(model: PagedModel, block_size: int) -> Backend:
+    """The fastest backend that can hold this model's layers (their widths, dtype and block size)."""
+    backend = select_backend(model.device)
+    try:
+        for layer in model.layers:
+            ops.bytes_per_block(backend, kv_shape(layer), block_size=block_size, dtype=model.dtype)
+    except BackendUnavailable as error:
+        _logger.warning("attention backend %s cannot serve this model (%s)", backend.name, error.reason)
+        return select_backend(model.device, "reference")
+    except KernelArgumentError as error:
+        raise ModelError(f"the KV cache cannot be laid out: {error}") from error
+    return backend
 
 
 def _max_model_len(settings: EngineSettings, model: PagedModel, plan: KVPlan) -> int:
