@@ -28,26 +28,18 @@ def admit_create(cluster: Cluster, resource: Resource, obj: Json) -> None:
             for name, amount in usage_of(pod).items():
                 used[name] = used.get(name, Decimal(0)) + amount
     for quota in quotas:
-        hard = quota.obj.get("spec", {}).get("hard") or {}
-        over = [
-            name
-            for name in sorted(hard)
-            if name in wanted and used.get(name, Decimal(0)) + wanted[name] > parse_quantity(hard[name])
-        ]
+        hard = {name: parse_quantity(value) for name, value in (quota.obj["spec"].get("hard") or {}).items()}
+        now = {name: used.get(name, Decimal(0)) for name in hard}
+        over = [name for name in sorted(hard) if name in wanted and now[name] + wanted[name] > hard[name]]
         if over:
-            texts = [
-                _list(over, lambda name: wanted[name]),
-                _list(over, lambda name: used.get(name, Decimal(0))),
-                _list(over, lambda name: parse_quantity(hard[name])),
-            ]
             pod_name = obj["metadata"]["name"]
             text = f'pods "{pod_name}" is forbidden: exceeded quota: {quota.obj["metadata"]["name"]}, '
-            text += f"requested: {texts[0]}, used: {texts[1]}, limited: {texts[2]}"
+            text += f"requested: {_list(over, wanted)}, used: {_list(over, now)}, limited: {_list(over, hard)}"
             raise ApiError(403, "Forbidden", text, details={"name": pod_name, "kind": "pods"})
 
 
-def _list(names: list[str], amount: Any) -> str:
-    return ",".join(f"{name}={amount(name).normalize():f}" for name in names)
+def _list(names: list[str], amounts: dict[str, Decimal]) -> str:
+    return ",".join(f"{name}={amounts[name].normalize():f}" for name in names)
 
 
 def usage_of(pod: Json) -> dict[str, Decimal]:

@@ -6,6 +6,7 @@ import asyncio
 from collections import deque
 from typing import Any
 
+from pagefleet_localcluster.api import writes
 from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.deletion import FOREGROUND, ORPHAN, DeleteOptions, delete
 from pagefleet_localcluster.api.errors import ApiError
@@ -121,8 +122,8 @@ class Collector:
             self._drop_finalizer(resource, name, ORPHAN)
         elif FOREGROUND in finalizers:
             blocking = False
-            for collection, dependent in dependents:
-                blocking |= self._delete_dependent(collection, dependent, meta["uid"])
+            for dependent in dependents:
+                blocking |= self._delete_dependent(*dependent, meta["uid"])
             if not blocking:
                 self._drop_finalizer(resource, name, FOREGROUND)
         if resource.collection == NAMESPACES:
@@ -159,22 +160,12 @@ class Collector:
             self._set_metadata(resource, name, {"finalizers": held})
 
     def _set_metadata(self, resource: Resource, name: Name, change: Json) -> None:
-        stored = self._cluster.get(resource, name)
-        if stored is None:
-            return
-        obj = stored.copy()
-        for field, value in change.items():
-            if value:
-                obj["metadata"][field] = value
-            else:
-                obj["metadata"].pop(field, None)
-        self._store(resource, name, obj)
-
-    def _store(self, resource: Resource, name: Name, obj: Json) -> None:
-        if obj["metadata"].get("deletionTimestamp") and may_go(resource, obj):
-            self._cluster.store.remove(resource.collection, name, obj)
-        else:
-            self._cluster.store.put(resource.collection, name, obj)
+        options = writes.WriteOptions(manager="kube-controller-manager", field_validation="Ignore")
+        try:
+            writes.patch(self._cluster, resource, name, lambda obj: _with_metadata(obj, change), options)
+        except ApiError as error:
+            if error.code != 404:
+                raise
 
     def _delete(self, resource: Resource, name: Name, propagation: str) -> None:
         try:
@@ -199,5 +190,11 @@ class Collector:
         if left or stored_namespace is None:
             return
         obj = stored_namespace.copy()
-        if obj.get("spec", {}).pop("finalizers", None):
-            self._store(resource, name, obj)
+        obj.get("spec", {}).pop("finalizers", None)
+        if may_go(resource, obj):
+            self._cluster.store.remove(resource.collection, name, obj)
+
+
+def _with_metadata(obj: Json, change: Json) -> Json:
+    kept = {key: value for key, value in obj["metadata"].items() if key not in change}
+    return obj | {"metadata": kept | {key: value for key, value in change.items() if value}}

@@ -34,7 +34,8 @@ REVIEWS = {
 
 def wants_aggregated(accept: str) -> bool:
     """Whether the client asks for aggregated discovery."""
-    return "as=APIGroupDiscoveryList" in accept and "v=v2," in accept.replace(" ", "") + ","
+    parts = (part.replace(" ", "").split(";") for part in accept.split(","))
+    return any("as=APIGroupDiscoveryList" in part and "v=v2" in part for part in parts)
 
 
 def _subresources(resource: Resource) -> list[tuple[str, str, str, str, list[str]]]:
@@ -118,9 +119,8 @@ def api_resources(registry: Registry, group: str, version: str) -> Json | None:
         )
     if not found:
         return None
-    return {
-        "kind": "APIResourceList",
-        "apiVersion": "v1",
+    head = {"kind": "APIResourceList"} | ({"apiVersion": "v1"} if group else {})
+    return head | {
         "groupVersion": f"{group}/{version}" if group else version,
         "resources": found,
     }

@@ -92,7 +92,7 @@ def conflict(plural: str, group: str, name: str, why: str = "") -> ApiError:
 
 def invalid(kind: str, group: str, name: str, causes: Sequence[Cause]) -> ApiError:
     """422: the object breaks its rules; every fault is a cause."""
-    faults = [f"{cause.field}: {cause.message}" for cause in causes]
+    faults = list(dict.fromkeys(f"{cause.field}: {cause.message}" for cause in causes))
     text = faults[0] if len(faults) == 1 else f"[{', '.join(faults)}]"
     details = _details(name, group, kind)
     details["causes"] = [{"reason": c.reason, "message": c.message, "field": c.field} for c in causes]

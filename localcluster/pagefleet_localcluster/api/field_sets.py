@@ -117,6 +117,8 @@ def _leaves(value: Any, schema: Schema | None, path: Path, paths: FieldSet) -> N
 def _values(value: Any, schema: Schema | None, path: Path, paths: dict[Path, Any]) -> None:
     for element, item, below in children(value, schema):
         here = (*path, element)
+        if item is None:
+            continue
         if is_atomic(item, below):
             paths[here] = item
         else:

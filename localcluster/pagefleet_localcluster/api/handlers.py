@@ -20,6 +20,7 @@ from pagefleet_localcluster.api.errors import (
 )
 from pagefleet_localcluster.api.request_info import MAX_OBJECT_BYTES, Target, decode, decode_object
 from pagefleet_localcluster.api.store import Stored
+from pagefleet_localcluster.api.strategies import strategy_of
 from pagefleet_localcluster.api.views import View, as_stored, object_as_seen, render, render_list, view_of
 from pagefleet_localcluster.api.watch_stream import stream_watch
 
@@ -148,7 +149,7 @@ class Handlers:
         options = deletion.parse_delete_options(body, dict(request.query))
         if target.name:
             stored, gone = deletion.delete(cluster, resource, target.key, options)
-            if gone and not writes.strategy_of(resource).returns_deleted:
+            if gone and not strategy_of(resource).returns_deleted:
                 return _json(_dump(_deleted(target, stored)))
             return self._answer(request, target, stored, None, 200)
         if "deletecollection" not in resource.verbs:

@@ -12,7 +12,7 @@ MAX_JSON_PATCH_OPERATIONS = 10_000
 
 
 def json_patch(obj: Any, operations: Any) -> Any:
-    """RFC 6902. Raises ApiError 422 when a test fails or a path is missing, 400 for what is no patch, 413 for too many."""
+    """RFC 6902. Raises ApiError 422 (a test fails, a path is missing), 400 (no patch), 413 (too many operations)."""
     if not isinstance(operations, list):
         raise bad_request("error decoding patch: json: cannot unmarshal object into Go value of type jsonpatch.Patch")
     if len(operations) > MAX_JSON_PATCH_OPERATIONS:

@@ -11,11 +11,13 @@ from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.errors import ApiError, Cause, bad_request, expired, invalid
 from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.api.selectors import Predicate, parse_field_selector, parse_label_selector, predicate
-from pagefleet_localcluster.api.store import Change, Name, Stored
+from pagefleet_localcluster.api.store import Change, Name, Stored, freeze
 from pagefleet_localcluster.api.views import object_as_seen
 
 Json = dict[str, Any]
 _BOOKMARK_SECONDS = 60.0
+_LAST_BOOKMARK_SECONDS = 2.0
+"""How long before its end a watch gets a last bookmark."""
 _EXPIRED_CONTINUE = (
     "The provided continue parameter is too old to display a consistent list result. You can start a new list without "
     "the continue parameter, or use the continue token in this response to retrieve the remainder of the results. "
@@ -122,11 +124,16 @@ def _write_token(version: int, start: str) -> str:
 
 
 def _read_token(token: str) -> tuple[int, str]:
+    raw = b""
     try:
-        found = json.loads(base64.urlsafe_b64decode(token + "=" * (-len(token) % 4)))
+        raw = base64.urlsafe_b64decode(token + "=" * (-len(token) % 4))
+        found = json.loads(raw)
         return int(found["rv"]), str(found["start"])
     except (ValueError, KeyError, TypeError) as error:
-        raise bad_request(f"invalid continue token: continue key is not valid: {str(error)[:100]}") from error
+        why = str(error)[:100]
+        if raw[:1] != b"{":
+            why = f"invalid character '{raw[:1].decode('latin-1')}' looking for beginning of value"
+        raise bad_request(f"invalid continue token: continue key is not valid: {why}") from error
 
 
 def _expired_token(cluster: Cluster, start: str) -> ApiError:
@@ -202,7 +209,7 @@ async def watch(
                 yield WatchEvent("BOOKMARK", None, position, initial_end=True)
         elif position == 0:
             position = cluster.store.version
-        next_bookmark = loop.time() + _BOOKMARK_SECONDS
+        next_bookmark = min(loop.time() + _BOOKMARK_SECONDS, _last_bookmark(loop.time(), end))
         while True:
             waiter.event.clear()
             for change in cluster.store.changes_since(collection, position):
@@ -214,7 +221,7 @@ async def watch(
             if now >= end:
                 break
             if now >= next_bookmark:
-                next_bookmark = now + _BOOKMARK_SECONDS
+                next_bookmark = min(now + _BOOKMARK_SECONDS, _last_bookmark(now, end))
                 if bookmarks:
                     position = max(position, cluster.store.version)
                     yield WatchEvent("BOOKMARK", None, position)
@@ -223,8 +230,12 @@ async def watch(
                     await waiter.event.wait()
             except TimeoutError:
                 continue
-        if bookmarks:
-            yield WatchEvent("BOOKMARK", None, max(position, cluster.store.version))
+
+
+def _last_bookmark(now: float, end: float) -> float:
+    """When the bookmark before a watch's end is due, or never."""
+    due = end - _LAST_BOOKMARK_SECONDS
+    return due if due > now else float("inf")
 
 
 def _event(selection: Selection, change: Change) -> WatchEvent | None:
@@ -233,5 +244,7 @@ def _event(selection: Selection, change: Change) -> WatchEvent | None:
     if after:
         return WatchEvent("MODIFIED" if before else "ADDED", change.last, change.version)
     if before:
-        return WatchEvent("DELETED", change.last, change.version)
+        left = change.new is not None and change.old is not None  # it shows its last state inside the selection
+        last = freeze(change.old.copy(), change.version) if left and change.old else change.last
+        return WatchEvent("DELETED", last, change.version)
     return None

@@ -88,7 +88,6 @@ _RBAC = "rbac.authorization.k8s.io/v1"
 _OBJECT_FIELDS = "kind namespace name uid apiVersion resourceVersion fieldPath"
 _EVENT_FIELDS = " ".join(f"involvedObject.{name}" for name in _OBJECT_FIELDS.split()) + " reason type source"
 _POD_FIELDS = "spec.nodeName spec.restartPolicy spec.schedulerName spec.serviceAccountName status.phase status.podIP"
-_CLUSTER = {"namespaced": False}
 
 
 def builtin_resources() -> tuple[Resource, ...]:
@@ -98,7 +97,7 @@ def builtin_resources() -> tuple[Resource, ...]:
     return (
         b("v1", "namespaces", "Namespace", short="ns", fields="status.phase", has_status=True, namespaced=False,
           verbs=tuple(verb for verb in ALL_VERBS if verb != "deletecollection")),
-        b("v1", "nodes", "Node", short="no", fields="spec.unschedulable", has_status=True, **_CLUSTER),
+        b("v1", "nodes", "Node", short="no", fields="spec.unschedulable", has_status=True, namespaced=False),
         b("v1", "pods", "Pod", short="po", fields=_POD_FIELDS, has_status=True, categories=("all",)),
         b("v1", "services", "Service", short="svc", fields="spec.clusterIP spec.type", has_status=True,
           categories=("all",)),
@@ -119,12 +118,12 @@ def builtin_resources() -> tuple[Resource, ...]:
         b("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", short="pdb", has_status=True),
         b(_RBAC, "roles", "Role"),
         b(_RBAC, "rolebindings", "RoleBinding"),
-        b(_RBAC, "clusterroles", "ClusterRole", **_CLUSTER),
-        b(_RBAC, "clusterrolebindings", "ClusterRoleBinding", **_CLUSTER),
-        b("storage.k8s.io/v1", "storageclasses", "StorageClass", short="sc", **_CLUSTER),
-        b("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", short="pc", **_CLUSTER),
+        b(_RBAC, "clusterroles", "ClusterRole", namespaced=False),
+        b(_RBAC, "clusterrolebindings", "ClusterRoleBinding", namespaced=False),
+        b("storage.k8s.io/v1", "storageclasses", "StorageClass", short="sc", namespaced=False),
+        b("scheduling.k8s.io/v1", "priorityclasses", "PriorityClass", short="pc", namespaced=False),
         b("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", short="crd crds",
-          has_status=True, categories=("api-extensions",), **_CLUSTER),
+          has_status=True, categories=("api-extensions",), namespaced=False),
     )  # fmt: skip
 
 
@@ -157,7 +156,7 @@ class Registry:
         """The resource (in the version that is stored) that holds a collection."""
         found = [r for r in self._found.values() if r.collection == collection and not r.stored_as]
         stored = [r for r in found if r.version == r.storage_version]
-        return (stored or found or [None])[0]
+        return next(iter(stored or found), None)
 
     def by_kind(self, api_version: str, kind: str) -> Resource | None:
         """The resource of an owner reference."""

@@ -65,16 +65,26 @@ def apply_defaults(value: Any, schema: Schema) -> None:
             apply_defaults(item, schema["items"])
 
 
-def drop_nulls(value: Any) -> None:
-    """Removes null fields, as the typed built-in objects do when they are read."""
+def drop_absent(value: Any, schema: Schema | None) -> None:
+    """Removes what the typed built-in objects do not carry: nulls, and empty lists and maps.
+
+    An empty object of a type (`emptyDir: {}`) says something and stays."""
     if isinstance(value, dict):
-        for key in [key for key, item in value.items() if item is None]:
-            del value[key]
-        for item in value.values():
-            drop_nulls(item)
+        for key, item in list(value.items()):
+            below = child_schema(schema, key)
+            drop_absent(item, below)
+            if item is None or (not item and _is_collection(item, below) and key not in _KEPT_EMPTY):
+                del value[key]
     elif isinstance(value, list):
         for item in value:
-            drop_nulls(item)
+            drop_absent(item, (schema or {}).get("items"))
+
+
+_KEPT_EMPTY = frozenset({"rules", "endpoints", "ports", "containers"})
+
+
+def _is_collection(value: Any, schema: Schema | None) -> bool:
+    return isinstance(value, list) or (isinstance(value, dict) and "additionalProperties" in (schema or {}))
 
 
 def child_schema(schema: Schema | None, key: str) -> Schema | None:

@@ -5,21 +5,22 @@ import hmac
 import json
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import aiohttp
 from aiohttp import web
 
-from pagefleet_localcluster.api import discovery, openapi, writes
+from pagefleet_localcluster.api import discovery, openapi, rbac, writes
 from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.collector import Collector
 from pagefleet_localcluster.api.crds import COLLECTION as CRDS
 from pagefleet_localcluster.api.crds import resources_of
 from pagefleet_localcluster.api.errors import ApiError
 from pagefleet_localcluster.api.handlers import Handlers
-from pagefleet_localcluster.api.request_info import MAX_BODY_BYTES, decode_object, parse_target
+from pagefleet_localcluster.api.rbac import ADMINISTRATORS, Access, User, verb_of
+from pagefleet_localcluster.api.request_info import MAX_BODY_BYTES, Target, decode_object, parse_target
 from pagefleet_localcluster.api.store import Change, Collection
 
 Json = dict[str, Any]
@@ -33,7 +34,8 @@ _SHUTDOWN_SECONDS = 0.2
 class ApiServer:
     """A Kubernetes API on plain HTTP.
 
-    `port` 0 takes a free one. `token`: the bearer token of the one user, a cluster administrator.
+    `port` 0 takes a free one. `token`: the bearer token of the cluster administrator. `users`: further tokens and who
+    holds them; what they may do is up to their role bindings.
     `data_dir`: where objects survive a restart; None keeps them in memory. `clock`: seconds since the epoch."""
 
     def __init__(
@@ -43,8 +45,10 @@ class ApiServer:
         token: str,
         data_dir: Path | None = None,
         clock: Callable[[], float] = time.time,
+        users: Mapping[str, User] | None = None,
     ) -> None:
         self._host, self._port, self._token = host, port, token
+        self._users = {token: User("admin", (ADMINISTRATORS,)), **(users or {})}
         self._data_dir = data_dir
         self.cluster = Cluster(clock)
         self._runner: web.AppRunner | None = None
@@ -145,21 +149,24 @@ class ApiServer:
             if path == "/version":
                 return web.json_response(discovery.VERSION)
             return web.Response(text="ok")
-        self._authenticate(token)
+        user = self._authenticate(token)
         found = self._document(path, request.headers.get("Accept", ""))
         if found is not None:
             return found
-        review = await self._review(request, path)
+        review = await self._review(request, path, user)
         if review is not None:
             return review
         target = parse_target(self.cluster.registry, path)
         if target is None or self._handlers is None:
             return _not_here()
+        rbac.check_access(self.cluster, user, _access(request, target))
         return await self._handlers.handle(request, target)
 
-    def _authenticate(self, token: str) -> None:
-        if not hmac.compare_digest(token.encode(), self._token.encode()):
-            raise ApiError(401, "Unauthorized", "Unauthorized")
+    def _authenticate(self, token: str) -> User:
+        for known, user in self._users.items():
+            if hmac.compare_digest(token.encode(), known.encode()):
+                return user
+        raise ApiError(401, "Unauthorized", "Unauthorized")
 
     def _document(self, path: str, accept: str) -> web.Response | None:
         """Discovery and OpenAPI; None for every other path."""
@@ -190,8 +197,8 @@ class ApiServer:
             return web.json_response(found) if found else _not_here()
         return None
 
-    async def _review(self, request: web.Request, path: str) -> web.Response | None:
-        """Self-reviews: everybody who gets here is the administrator."""
+    async def _review(self, request: web.Request, path: str, user: User) -> web.Response | None:
+        """What users ask about themselves; None for every other path."""
         parts = path.strip("/").split("/")
         if request.method != "POST" or len(parts) != 4 or (parts[1], parts[2]) not in discovery.REVIEWS:
             return None
@@ -199,11 +206,12 @@ class ApiServer:
         if parts[3] != plural:
             return None
         body = decode_object(await request.read(), request.headers.get("Content-Type", ""), kind)
-        status: Json = {"allowed": True}
-        if plural == "selfsubjectreviews":
-            status = {"userInfo": {"username": "admin", "groups": ["system:masters", "system:authenticated"]}}
+        spec = body.get("spec") or {}
+        status: Json = {"userInfo": {"username": user.name, "groups": [*user.groups, "system:authenticated"]}}
+        if plural == "selfsubjectaccessreviews":
+            status = {"allowed": rbac.is_allowed(self.cluster, user, _wanted_access(spec))}
         answer = {"kind": kind, "apiVersion": f"{parts[1]}/{parts[2]}", "metadata": {}}
-        return web.json_response(answer | {"spec": body.get("spec") or {}, "status": status}, status=201)
+        return web.json_response(answer | {"spec": spec, "status": status}, status=201)
 
 
 def _split_token(request: web.Request) -> tuple[str, str]:
@@ -216,6 +224,30 @@ def _split_token(request: web.Request) -> tuple[str, str]:
         carried, _, rest = path.removeprefix(_TOKEN_PREFIX).partition("/")
         path, token = f"/{rest}", token or carried
     return path.rstrip("/") or "/", token.strip()
+
+
+def _access(request: web.Request, target: Target) -> Access:
+    plural, subresource = target.resource.plural, target.subresource
+    return Access(
+        verb=verb_of(request.method, named=bool(target.name), watching="watch" in request.query),
+        group=target.resource.group,
+        resource=f"{plural}/{subresource}" if subresource else plural,
+        namespace=target.namespace,
+        name=target.name,
+    )
+
+
+def _wanted_access(spec: Json) -> Access:
+    """The access that a SelfSubjectAccessReview asks about; paths are open to everybody."""
+    wanted = spec.get("resourceAttributes") or {}
+    resource = str(wanted.get("resource", ""))
+    return Access(
+        verb=str(wanted.get("verb", "")),
+        group=str(wanted.get("group", "")),
+        resource=f"{resource}/{wanted['subresource']}" if wanted.get("subresource") else resource,
+        namespace=str(wanted.get("namespace", "")),
+        name=str(wanted.get("name", "")),
+    )
 
 
 def _failure(error: ApiError) -> web.Response:

@@ -63,9 +63,10 @@ Listener = Callable[[Collection, Change], None]
 class Store:
     """All objects of the cluster.
 
-    `history_changes` and `history_bytes` bound the history of each collection, whichever ends first."""
+    Versions count from `version`; smaller ones are long expired. `history_changes` and
+     `history_bytes` bound the history of each collection, whichever ends first."""
 
-    def __init__(self, *, history_changes: int = 2000, history_bytes: int = 16 * 2**20, version: int = 1) -> None:
+    def __init__(self, *, history_changes: int = 2000, history_bytes: int = 16 * 2**20, version: int = 100) -> None:
         self._history_changes = history_changes
         self._history_bytes = history_bytes
         self._shelves: dict[Collection, _Shelf] = {}

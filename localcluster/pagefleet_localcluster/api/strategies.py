@@ -39,6 +39,8 @@ class Strategy:
     """Whether `metadata.generation` counts changes of the spec."""
     returns_deleted: bool = False
     """Whether a delete answers with the object instead of a Status."""
+    unowned: tuple[str, ...] = ()
+    """What the API computes and no manager owns, as dotted paths."""
     structs: tuple[str, ...] = ("spec", "status")
     """Containers that always exist in the typed object, as dotted paths (see ownership.Writer.structs)."""
 
@@ -119,19 +121,37 @@ def _check_event(obj: Json, _old: Json | None) -> list[Cause]:
     return [Cause(field="involvedObject.namespace", message=text)]
 
 
-_WORKLOAD_STRUCTS = ("spec", "status", "spec.template", "spec.template.metadata", "spec.template.spec")
+_WORKLOAD_STRUCTS = (
+    "spec",
+    "status",
+    "spec.template",
+    "spec.template.metadata",
+    "spec.template.spec",
+    "spec.template.spec.containers",
+)
 _PLAIN = Strategy()
 _STRATEGIES: dict[tuple[str, str], Strategy] = {
-    ("", "namespaces"): Strategy(prepare=_namespace),
+    ("", "namespaces"): Strategy(prepare=_namespace, unowned=("spec",)),
     ("", "pods"): Strategy(
-        prepare=workloads.prepare_pod, check=workloads.check_pod, has_generation=True, returns_deleted=True
+        prepare=workloads.prepare_pod,
+        check=workloads.check_pod,
+        has_generation=True,
+        returns_deleted=True,
+        structs=("spec", "status", "spec.containers"),
     ),
-    ("", "services"): Strategy(prepare=_service, check=_check_service, returns_deleted=True),
+    ("", "services"): Strategy(
+        prepare=_service,
+        check=_check_service,
+        returns_deleted=True,
+        unowned=("spec.clusterIP", "spec.clusterIPs", "spec.ipFamilies", "spec.ipFamilyPolicy"),
+    ),
     ("", "serviceaccounts"): Strategy(returns_deleted=True),
     ("", "persistentvolumeclaims"): Strategy(returns_deleted=True),
     ("", "resourcequotas"): Strategy(returns_deleted=True),
     ("", "nodes"): Strategy(structs=("spec", "status", "status.nodeInfo", "status.daemonEndpoints")),
-    ("", "events"): Strategy(prepare=_event, check=_check_event, structs=("involvedObject", "source")),
+    ("", "events"): Strategy(
+        prepare=_event, check=_check_event, structs=("source", "reportingComponent", "reportingInstance")
+    ),
     ("apps", "deployments"): Strategy(
         prepare=workloads.prepare_deployment,
         check=workloads.check_workload,

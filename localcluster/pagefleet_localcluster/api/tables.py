@@ -147,6 +147,11 @@ def _quota(kind: str) -> Cell:
     return cell
 
 
+def _access_modes(obj: Json, _now: float) -> str:
+    short = {"ReadWriteOnce": "RWO", "ReadOnlyMany": "ROX", "ReadWriteMany": "RWX", "ReadWriteOncePod": "RWOP"}
+    return ",".join(short.get(mode, mode) for mode in obj.get("status", {}).get("accessModes") or ())
+
+
 def _role(obj: Json, _now: float) -> str:
     return f"{obj['roleRef'].get('kind')}/{obj['roleRef'].get('name')}"
 
@@ -176,7 +181,8 @@ _TEMPLATE = (
 _BY_COLLECTION: dict[tuple[str, str], tuple[_Column, ...]] = {
     ("", "namespaces"): _columns(_NAME, ("Status", _at("status.phase")), _AGE),
     ("", "nodes"): _columns(
-        _NAME, ("Status", _node_status), ("Roles", _node_roles), _AGE, ("Version", _at("status.nodeInfo.kubeletVersion", "")),
+        _NAME, ("Status", _node_status), ("Roles", _node_roles), _AGE,
+        ("Version", _at("status.nodeInfo.kubeletVersion", "")),
         _wide("Internal-IP", _node_address("InternalIP")), _wide("External-IP", _node_address("ExternalIP")),
         _wide("OS-Image", _at("status.nodeInfo.osImage", UNKNOWN)),
         _wide("Kernel-Version", _at("status.nodeInfo.kernelVersion", UNKNOWN)),
@@ -185,9 +191,11 @@ _BY_COLLECTION: dict[tuple[str, str], tuple[_Column, ...]] = {
         _NAME, ("Ready", pod_columns.ready), ("Status", pod_columns.status),
         ("Restarts", lambda obj, now: pod_columns.restarts(obj, lambda at: age(at, now))), _AGE,
         _wide("IP", _at("status.podIP")), _wide("Node", _at("spec.nodeName")),
-        _wide("Nominated Node", _at("status.nominatedNodeName")), _wide("Readiness Gates", pod_columns.readiness_gates)),
+        _wide("Nominated Node", _at("status.nominatedNodeName")),
+        _wide("Readiness Gates", pod_columns.readiness_gates)),
     ("", "services"): _columns(
-        _NAME, ("Type", _at("spec.type")), ("Cluster-IP", _at("spec.clusterIP")), ("External-IP", _at("spec.externalName")),
+        _NAME, ("Type", _at("spec.type")), ("Cluster-IP", _at("spec.clusterIP")),
+        ("External-IP", _at("spec.externalName")),
         ("Port(s)", _service_ports), _AGE, _wide("Selector", _service_selector)),
     ("", "endpoints"): _columns(_NAME, ("Endpoints", _endpoints), _AGE),
     ("", "configmaps"): _columns(_NAME, ("Data", _size("data"), "integer"), _AGE),
@@ -195,14 +203,15 @@ _BY_COLLECTION: dict[tuple[str, str], tuple[_Column, ...]] = {
     ("", "serviceaccounts"): _columns(_NAME, ("Secrets", _size("secrets"), "integer"), _AGE),
     ("", "events"): _columns(
         ("Last Seen", _event_time("lastTimestamp", "firstTimestamp", "eventTime")), ("Type", _at("type", "")),
-        ("Reason", _at("reason", "")), ("Object", _event_object), _wide("Subobject", _at("involvedObject.fieldPath", "")),
+        ("Reason", _at("reason", "")), ("Object", _event_object),
+        _wide("Subobject", _at("involvedObject.fieldPath", "")),
         _wide("Source", _at("source.component", "")), ("Message", _at("message", "")),
         _wide("First Seen", _event_time("firstTimestamp", "eventTime")), _wide("Count", _at("count", 1)),
         _wide("Name", _at("metadata.name"))),
     ("", "persistentvolumeclaims"): _columns(
         _NAME, ("Status", _at("status.phase", "")), ("Volume", _at("spec.volumeName", "")),
         ("Capacity", _at("status.capacity.storage", "")),
-        ("Access Modes", lambda obj, _: ",".join(_MODES.get(m, m) for m in obj.get("status", {}).get("accessModes") or ())),
+        ("Access Modes", _access_modes),
         ("StorageClass", _at("spec.storageClassName", "")),
         ("VolumeAttributesClass", _at("spec.volumeAttributesClassName", UNSET)), _AGE,
         _wide("VolumeMode", _at("spec.volumeMode", UNSET))),
@@ -217,12 +226,12 @@ _BY_COLLECTION: dict[tuple[str, str], tuple[_Column, ...]] = {
         _NAME, ("AddressType", _at("addressType")), ("Ports", _slice_ports), ("Endpoints", _slice_endpoints), _AGE),
     ("coordination.k8s.io", "leases"): _columns(_NAME, ("Holder", _at("spec.holderIdentity", "")), _AGE),
     ("policy", "poddisruptionbudgets"): _columns(
-        _NAME, ("Min Available", _at("spec.minAvailable", "N/A")), ("Max Unavailable", _at("spec.maxUnavailable", "N/A")),
+        _NAME, ("Min Available", _at("spec.minAvailable", "N/A")),
+        ("Max Unavailable", _at("spec.maxUnavailable", "N/A")),
         ("Allowed Disruptions", _at("status.disruptionsAllowed", 0), "integer"), _AGE),
     ("rbac.authorization.k8s.io", "rolebindings"): _columns(_NAME, ("Role", _role), _AGE),
     ("rbac.authorization.k8s.io", "clusterrolebindings"): _columns(_NAME, ("Role", _role), _AGE),
 }  # fmt: skip
-_MODES = {"ReadWriteOnce": "RWO", "ReadOnlyMany": "ROX", "ReadWriteMany": "RWX", "ReadWriteOncePod": "RWOP"}
 _OTHER = _columns(_NAME, ("Created At", _at("metadata.creationTimestamp"), "date"))
 
 

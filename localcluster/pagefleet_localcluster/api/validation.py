@@ -140,10 +140,13 @@ def _validate_unique(value: list[Any], schema: Schema, path: str, causes: list[C
             if not isinstance(item, dict):
                 continue
             shown = {key: item[key] for key in schema.get("x-kubernetes-list-map-keys") or () if key in item}
+        where = f"{path}[{index}]"
+        if kind == "map" and len(shown) == 1 and "x-type-name" in (schema.get("items") or {}):
+            [(key, shown)] = shown.items()  # built-in types name the key itself
+            where += f".{key}"
         text = show(shown)
         if text in seen:
-            message = f"Duplicate value: {text}"
-            causes.append(Cause(field=f"{path}[{index}]", message=message, reason="FieldValueDuplicate"))
+            causes.append(Cause(field=where, message=f"Duplicate value: {text}", reason="FieldValueDuplicate"))
         seen.add(text)
 
 

@@ -101,7 +101,7 @@ def render_event(cluster: Cluster, resource: Resource, kind: str, stored: Stored
 
 def render_bookmark(resource: Resource, version: int, view: View, *, initial_end: bool) -> bytes:
     """The bookmark line: a version from which a watch may go on."""
-    meta: Json = {"resourceVersion": str(version), "creationTimestamp": None}
+    meta: Json = {"resourceVersion": str(version)}
     if initial_end:
         meta["annotations"] = {"k8s.io/initial-events-end": "true"}
     kind, api_version = resource.kind, resource.api_version

@@ -25,11 +25,6 @@ def _prepare_pod_spec(spec: Json) -> None:
     for _, container in containers_of(spec):
         tag = container.get("image", "").rpartition("/")[2].partition(":")[2]
         container.setdefault("imagePullPolicy", "Always" if tag in ("", "latest") else "IfNotPresent")
-        limits = container["resources"].get("limits") or {}
-        if limits:
-            requests = container["resources"].setdefault("requests", {})
-            for name, quantity in limits.items():
-                requests.setdefault(name, quantity)
     if spec.get("serviceAccountName"):
         spec.setdefault("serviceAccount", spec["serviceAccountName"])
 
@@ -40,6 +35,9 @@ def prepare_pod(_cluster: Cluster, obj: Json, old: Json | None) -> None:
     _prepare_pod_spec(spec)
     if old is not None:
         return
+    for _, container in containers_of(spec):
+        if limits := container["resources"].get("limits"):
+            container["resources"]["requests"] = limits | container["resources"].get("requests", {})
     spec.setdefault("enableServiceLinks", True)
     spec.setdefault("priority", 0)
     spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
@@ -122,8 +120,9 @@ def check_pod(obj: Json, old: Json | None) -> list[Cause]:
     if old is not None and _fixed(obj["spec"]) != _fixed(old["spec"]):
         text = (
             "Forbidden: pod updates may not change fields other than `spec.containers[*].image`,"
-            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to existing "
-            "tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was previously negative)"
+            "`spec.initContainers[*].image`,`spec.activeDeadlineSeconds`,`spec.tolerations` (only additions to "
+            "existing tolerations),`spec.terminationGracePeriodSeconds` (allow it to be set to 1 if it was "
+            "previously negative)"
         )
         causes.append(Cause(field="spec", message=text, reason="FieldValueForbidden"))
     return causes

@@ -18,7 +18,7 @@ from pagefleet_localcluster.api.errors import (
     not_found,
 )
 from pagefleet_localcluster.api.resources import Resource
-from pagefleet_localcluster.api.schema import apply_defaults, drop_nulls, prune
+from pagefleet_localcluster.api.schema import apply_defaults, drop_absent, prune
 from pagefleet_localcluster.api.store import Name, Stored, freeze
 from pagefleet_localcluster.api.strategies import strategy_of
 from pagefleet_localcluster.api.validation import show, validate
@@ -159,7 +159,7 @@ def apply(cluster: Cluster, resource: Resource, name: Name, config: Json, option
             f"the name of the object ({obj['metadata']['name']}) does not match the name on the URL ({name[1]})"
         )
     given_namespace = (config.get("metadata") or {}).get("namespace", "")
-    drop_nulls(obj)
+    drop_absent(obj, resource.schema)
     for unknown in prune(obj, resource.schema):
         what = f"({given_namespace}/{name[1]}; {resource.api_version}, Kind={resource.kind})"
         text = f"failed to create typed patch object {what}: .{unknown}: field not declared in schema"
@@ -201,7 +201,7 @@ def checked_body(resource: Resource, namespace: str, body: Json) -> Json:
     given = meta.get("namespace") or namespace
     if given != namespace and resource.namespaced:
         raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
-    obj = {"kind": resource.kind, "apiVersion": resource.api_version} | body
+    obj: Json = {"kind": resource.kind, "apiVersion": resource.api_version} | body
     obj["metadata"] = dict(meta)
     if resource.namespaced:
         obj["metadata"]["namespace"] = namespace
@@ -256,7 +256,10 @@ def _isolate(resource: Resource, obj: Json, old: Json, subresource: str) -> None
 def _normalise(cluster: Cluster, resource: Resource, obj: Json, old: Json | None, options: WriteOptions) -> None:
     """Pruned, defaulted and completed; unknown fields refuse or warn."""
     if not resource.custom:
-        drop_nulls(obj)
+        drop_absent(obj, resource.schema)
+        for name in ("spec", "status"):
+            if name in resource.schema["properties"]:
+                obj.setdefault(name, {})
     unknown = prune(obj, resource.schema)
     if unknown and options.field_validation == "Strict":
         texts = ", ".join(f'unknown field "{path}"' for path in unknown)
@@ -328,7 +331,7 @@ def writer(cluster: Cluster, resource: Resource, options: WriteOptions, operatio
         reset = frozenset({"spec", "metadata"} if resource.custom else {"spec"})
     elif resource.has_status:
         reset = frozenset({"status"})
-    structs = strategy_of(resource).structs
+    strategy = strategy_of(resource)
     return ownership.Writer(
         manager=options.manager,
         operation=operation,
@@ -336,5 +339,6 @@ def writer(cluster: Cluster, resource: Resource, options: WriteOptions, operatio
         api_version=resource.api_version,
         now=cluster.now(),
         reset=reset,
-        structs=frozenset(tuple("f:" + part for part in path.split(".")) for path in structs),
+        unowned=tuple(tuple("f:" + part for part in path.split(".")) for path in strategy.unowned),
+        structs=frozenset(tuple("f:" + part for part in path.split(".")) for path in strategy.structs),
     )
