@@ -23,6 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 NAME = "smollm2"
 QUESTION = "What is the capital of France?"
 STREAMS = 14
+MAX_TOKENS = 110
 LIMIT_SECONDS = 340.0
 JSONPATH = (
     '{.spec.replicas}{"|"}{.status.readyReplicas}{"|"}{.status.replicas}{"|"}'
@@ -110,7 +111,7 @@ class Demo:
 
     async def _load(self) -> None:
         self.say(f"load: {STREAMS} concurrent streams until the fleet has grown and every new replica is ready")
-        load = Load(await self._service_url(), streams=STREAMS)
+        load = Load(await self._service_url(), streams=STREAMS, max_tokens=MAX_TOKENS)
         async with load:
             await self.until("scaled out", lambda now: now.wanted >= 2 and now.ready >= 2, seconds=150)
             self.say("scaled out; the load goes on for 10 s on the larger fleet")

@@ -6,8 +6,7 @@ from types import TracebackType
 
 import aiohttp
 
-PROMPT = "Tell me a long story about a small robot who learns to paint. Chapter {number}:"
-MAX_TOKENS = 110
+PROMPT = "Tell me a long story about a small robot who learns to paint. "
 RETRIES = 20
 STREAM_SECONDS = 180.0
 
@@ -33,9 +32,11 @@ async def ask(url: str, question: str) -> str:
 class Load:
     """`streams` clients, each opening one stream after another until the context ends; then open streams finish."""
 
-    def __init__(self, url: str, *, streams: int) -> None:
+    def __init__(self, url: str, *, streams: int, max_tokens: int, prompt_repeats: int = 1) -> None:
         self._url = url
         self._streams = streams
+        self._max_tokens = max_tokens
+        self._prompt = PROMPT * prompt_repeats
         self._stopping = asyncio.Event()
         self._clients: list[asyncio.Task[None]] = []
         self.counts = {"opened": 0, "finished": 0, "broken": 0, "retried": 0, "tokens": 0}
@@ -67,9 +68,8 @@ class Load:
     async def _stream(self, session: aiohttp.ClientSession, number: int) -> bool:
         """One stream to its end. False when the server asked to come back later (503 before anything was sent)."""
         body = {
-            "model": "smollm2-135m",
-            "messages": [{"role": "user", "content": PROMPT.format(number=number)}],
-            "max_tokens": MAX_TOKENS,
+            "messages": [{"role": "user", "content": f"{self._prompt}Chapter {number}:"}],
+            "max_tokens": self._max_tokens,
             "ignore_eos": True,
             "stream": True,
             "temperature": 0.8,
