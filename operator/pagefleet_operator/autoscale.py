@@ -106,9 +106,7 @@ def decide(spec: AutoscalingSpec, fleet: Fleet, history: History, now: float) ->
     )
 
 
-def _inactive(
-    replicas: int, current: int, load: Load, history: History, reason: str, message: str
-) -> Decision:
+def _inactive(replicas: int, current: int, load: Load, history: History, reason: str, message: str) -> Decision:
     return Decision(
         replicas=replicas,
         recommended=current,

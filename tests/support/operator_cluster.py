@@ -1,0 +1,299 @@
+"""A cluster for the operator: the embedded API, its controllers, a node whose pods are small metric servers.
+
+The operator itself is the real process, `pagefleet-operator`.
+"""
+
+import asyncio
+import contextlib
+import os
+import random
+import signal
+import sys
+import time
+from collections.abc import AsyncIterator, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+from aiohttp import web
+
+from pagefleet_localcluster.api.server import ApiServer
+from pagefleet_localcluster.client import NODES, PODS, ApiError, Client, Resource
+from pagefleet_localcluster.controllers.manager import ControllerManager
+from pagefleet_localcluster.kubeconfig import Kubeconfig
+from pagefleet_localcluster.reflector import Reflector
+from support.operator_objects import metrics_text
+from support.recording_proxy import RecordingProxy
+
+ROOT = Path(__file__).resolve().parents[2]
+LLMDS = Resource("pagefleet.dev/v1alpha1", "llmdeployments", "LLMDeployment")
+CRDS = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
+EVENTS = Resource("v1", "events", "Event")
+Json = dict[str, Any]
+
+
+@dataclass
+class StubNode:
+    """Runs a pod as one metrics endpoint on its own loopback address."""
+
+    client: Client
+    load: Json = field(default_factory=dict)
+    """Keywords of metrics_text for every pod without an own entry in `loads`."""
+    loads: dict[str, Json] = field(default_factory=dict)
+    answer: Callable[[str], web.StreamResponse | None] = lambda name: None
+    """Answers a scrape of the named pod instead of the metrics."""
+    crash: str | None = None
+    """New pods crash with this termination message."""
+    unschedulable: str | None = None
+    ready_after_seconds: float = 0.0
+    _runners: dict[str, web.AppRunner] = field(default_factory=dict)
+    _tasks: set[asyncio.Task[None]] = field(default_factory=set)
+    _started: set[str] = field(default_factory=set)
+    _ending: set[str] = field(default_factory=set)
+
+    async def run(self) -> None:
+        await self.client.create(NODES, {"metadata": {"name": "stub"}, "spec": {}})
+        status = {
+            "capacity": {"cpu": "64", "memory": "64Gi", "pods": "500"},
+            "allocatable": {"cpu": "64", "memory": "64Gi", "pods": "500"},
+            "conditions": [{"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}],
+        }
+        await self.client.patch(NODES, "stub", {"status": status}, subresource="status")
+        reflector = Reflector(self.client, PODS)
+        reflector.listeners.append(self._changed)
+        await reflector.run()
+
+    async def close(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        for runner in self._runners.values():
+            await runner.cleanup()
+
+    def _changed(self, old: Json | None, new: Json | None) -> None:
+        if new is None:
+            return
+        uid = new["metadata"]["uid"]
+        if new["metadata"].get("deletionTimestamp"):
+            if uid not in self._ending:
+                self._ending.add(uid)
+                self._spawn(self._end(new))
+        elif new["spec"].get("nodeName") and uid not in self._started:
+            self._started.add(uid)
+            self._spawn(self._start(new))
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _start(self, pod: Json) -> None:
+        name = pod["metadata"]["name"]
+        if self.crash is not None:
+            ended = {"exitCode": 3, "reason": "Error", "message": self.crash}
+            state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
+            await self._report(pod, "Running", None, ready=False, state=state, last={"terminated": ended})
+            return
+        address = await self._listen(name)
+        await self._report(pod, "Running", address, ready=False, state={"running": {}})
+        await asyncio.sleep(self.ready_after_seconds)
+        await self._report(pod, "Running", address, ready=True, state={"running": {}})
+
+    async def _listen(self, name: str) -> str:
+        async def metrics(_: web.Request) -> web.StreamResponse:
+            answer = self.answer(name)
+            return answer or web.Response(text=metrics_text(**self.loads.get(name, self.load)))
+
+        app = web.Application()
+        app.router.add_get("/metrics", metrics)
+        for _ in range(100):
+            address = f"127.{random.randint(128, 250)}.{random.randint(0, 250)}.{random.randint(2, 250)}"
+            runner = web.AppRunner(app, access_log=None, shutdown_timeout=0.1)
+            await runner.setup()
+            try:
+                await web.TCPSite(runner, address, 8000).start()
+            except OSError:
+                await runner.cleanup()
+                continue
+            self._runners[name] = runner
+            return address
+        raise RuntimeError("no free loopback address")
+
+    async def _report(
+        self, pod: Json, phase: str, address: str | None, *, ready: bool, state: Json, last: Json | None = None
+    ) -> None:
+        metadata = pod["metadata"]
+        container = {
+            "name": "server",
+            "image": "stub",
+            "imageID": "stub",
+            "ready": ready,
+            "restartCount": 1 if last else 0,
+            "state": state,
+            **({"lastState": last} if last else {}),
+        }
+        conditions = [
+            {"type": kind, "status": "True" if ready or kind == "PodScheduled" else "False"}
+            for kind in ("PodScheduled", "ContainersReady", "Ready")
+        ]
+        status: Json = {"phase": phase, "conditions": conditions, "containerStatuses": [container]}
+        if address is not None:
+            status |= {"podIP": address, "podIPs": [{"ip": address}]}
+        with contextlib.suppress(ApiError):  # deleted meanwhile
+            await self.client.patch(
+                PODS, metadata["name"], {"status": status}, metadata["namespace"], subresource="status"
+            )
+
+    async def _end(self, pod: Json) -> None:
+        metadata = pod["metadata"]
+        runner = self._runners.pop(metadata["name"], None)
+        if runner is not None:
+            await runner.cleanup()
+        with contextlib.suppress(ApiError):
+            await self.client.delete(
+                PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace_seconds=0
+            )
+
+
+@dataclass
+class OperatorProcess:
+    """The real operator against the proxy."""
+
+    kubeconfig: Path
+    log: Path
+    arguments: tuple[str, ...] = ()
+    process: asyncio.subprocess.Process | None = None
+
+    async def start(self) -> None:
+        with self.log.open("ab") as log:
+            self.process = await asyncio.create_subprocess_exec(
+                sys.executable,
+                "-c",
+                "from pagefleet_operator.main import main; main()",
+                *self.arguments,
+                env={**os.environ, "KUBECONFIG": str(self.kubeconfig), "PAGEFLEET_SERVER_IMAGE": "stub:1"},
+                stdout=log,
+                stderr=log,
+            )
+
+    async def stop(self, sign: signal.Signals = signal.SIGTERM) -> int | None:
+        if self.process is None or self.process.returncode is not None:
+            return self.process.returncode if self.process else None
+        self.process.send_signal(sign)
+        try:
+            async with asyncio.timeout(15):
+                return await self.process.wait()
+        except TimeoutError:
+            self.process.kill()
+            await self.process.wait()
+            raise AssertionError(f"the operator did not end: {self.log.read_text()[-3000:]}") from None
+
+
+@dataclass
+class OperatorCluster:
+    """All of it, running."""
+
+    client: Client
+    proxy: RecordingProxy
+    node: StubNode
+    operator: OperatorProcess
+    server: ApiServer
+
+    async def create(self, spec: Json, name: str = "chat") -> Json:
+        body = {"metadata": {"name": name, "namespace": "default"}, "spec": {"model": {"source": "file:///m"}, **spec}}
+        return await self.client.create(LLMDS, body, "default")
+
+    async def get(self, resource: Resource = LLMDS, name: str = "chat") -> Json | None:
+        try:
+            return await self.client.get(resource, name, "default")
+        except ApiError as error:
+            if error.code == 404:
+                return None
+            raise
+
+    async def llmd(self, name: str = "chat") -> Json:
+        found = await self.get(LLMDS, name)
+        assert found is not None
+        return found
+
+    async def events(self) -> list[Json]:
+        items = (await self.client.list(EVENTS, "default"))["items"]
+        return [item for item in items if item["involvedObject"]["kind"] == "LLMDeployment"]
+
+    async def until(self, check: Callable[[], Any], what: str, *, seconds: float = 20.0) -> Any:
+        """Poll an async condition until it is truthy."""
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            found = await check()
+            if found:
+                return found
+            await asyncio.sleep(0.05)
+        state = yaml.safe_dump((await self.client.list(LLMDS, "default"))["items"])
+        raise AssertionError(f"{what}: not within {seconds} s\n{state}\n{self.operator.log.read_text()[-4000:]}")
+
+    async def condition(
+        self, kind: str, status: str, *, name: str = "chat", reason: str | None = None, **limit: float
+    ) -> Json:
+        async def check() -> Json | None:
+            for item in (await self.llmd(name)).get("status", {}).get("conditions", []):
+                if item["type"] == kind and item["status"] == status and reason in (None, item["reason"]):
+                    found: Json = item
+                    return found
+            return None
+
+        found: Json = await self.until(check, f"{name} {kind}={status} {reason or ''}", **limit)
+        return found
+
+
+@contextlib.asynccontextmanager
+async def api_server() -> AsyncIterator[ApiServer]:
+    server = ApiServer("127.0.0.1", 0, "secret")
+    await server.start()
+    try:
+        yield server
+    finally:
+        await server.stop()
+
+
+@contextlib.asynccontextmanager
+async def operator_cluster(folder: Path, *arguments: str, start: bool = True) -> AsyncIterator[OperatorCluster]:
+    """Everything up, with the CRD installed; the operator too unless `start` is False."""
+    async with (
+        api_server() as server,
+        Client(Kubeconfig(server.kubeconfig_url)) as client,
+        RecordingProxy(server.kubeconfig_url) as proxy,
+    ):
+        await client.create(CRDS, yaml.safe_load((ROOT / "crds" / "llmdeployment.yaml").read_text()))
+        kubeconfig = folder / "kubeconfig"
+        kubeconfig.write_text(
+            yaml.safe_dump(
+                {
+                    "apiVersion": "v1",
+                    "kind": "Config",
+                    "current-context": "test",
+                    "clusters": [{"name": "test", "cluster": {"server": proxy.url}}],
+                    "users": [{"name": "test", "user": {"token": "secret"}}],
+                    "contexts": [
+                        {"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "default"}}
+                    ],
+                }
+            )
+        )
+        node = StubNode(client)
+        operator = OperatorProcess(kubeconfig, folder / "operator.log", arguments)
+        manager = ControllerManager(client, rng=random.Random(1), node_grace_seconds=1e9)
+        tasks = [asyncio.create_task(manager.run()), asyncio.create_task(node.run())]
+        cluster = OperatorCluster(client, proxy, node, operator, server)
+        try:
+            if start:
+                await operator.start()
+            yield cluster
+        finally:
+            await operator.stop()
+            await node.close()
+            broken = [task.exception() for task in tasks if task.done() and not task.cancelled()]
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+    assert broken == []

@@ -1,0 +1,72 @@
+"""A reverse proxy before an API server that notes every request and can fail on demand."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Self
+
+import aiohttp
+from aiohttp import web
+
+HOP_HEADERS = {"transfer-encoding", "content-length", "connection", "host", "content-encoding", "accept-encoding"}
+
+
+@dataclass(frozen=True)
+class Seen:
+    """One request."""
+
+    method: str
+    path: str
+    status: int
+
+
+@dataclass
+class RecordingProxy:
+    """`url` stands for `upstream`; `seen` holds what was asked."""
+
+    upstream: str
+    seen: list[Seen] = field(default_factory=list)
+    fault: Callable[[web.Request], web.Response | None] | None = None
+    """Answers instead of the API server when it returns a response."""
+    url: str = ""
+
+    async def __aenter__(self) -> Self:
+        self._session = aiohttp.ClientSession(
+            timeout=aiohttp.ClientTimeout(total=None), auto_decompress=False, connector=aiohttp.TCPConnector(limit=0)
+        )
+        app = web.Application(client_max_size=8 << 20)
+        app.router.add_route("*", "/{path:.*}", self._handle)
+        self._runner = web.AppRunner(app, handler_cancellation=True, access_log=None, shutdown_timeout=0.2)
+        await self._runner.setup()
+        site = web.TCPSite(self._runner, "127.0.0.1", 0)
+        await site.start()
+        self.url = f"http://127.0.0.1:{self._runner.addresses[0][1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._runner.cleanup()
+        await self._session.close()
+
+    def writes(self) -> list[Seen]:
+        """Requests that were meant to change something."""
+        return [seen for seen in self.seen if seen.method != "GET"]
+
+    async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if self.fault is not None and (answer := self.fault(request)) is not None:
+            self.seen.append(Seen(request.method, request.path, answer.status))
+            return answer
+        headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP_HEADERS}
+        body = await request.read()
+        async with self._session.request(
+            request.method, self.upstream + str(request.rel_url), data=body, headers=headers
+        ) as upstream:
+            self.seen.append(Seen(request.method, request.path, upstream.status))
+            kept = {key: value for key, value in upstream.headers.items() if key.lower() not in HOP_HEADERS}
+            response = web.StreamResponse(status=upstream.status, headers=kept)
+            await response.prepare(request)
+            with contextlib.suppress(ConnectionResetError, asyncio.CancelledError):
+                async for chunk in upstream.content.iter_any():
+                    await response.write(chunk)
+                await response.write_eof()
+            return response
