@@ -6,6 +6,7 @@ import torch
 from transformers import PreTrainedModel
 
 from pagefleet_server.models.attention_hook import CONTEXT_ARGUMENT, AttentionContext
+from pagefleet_server.models.packed_linears import PackedLinear
 from pagefleet_server.models.probe import LayerSpec
 
 
@@ -28,9 +29,10 @@ class PagedModel:
 
     @property
     def num_weight_bytes(self) -> int:
-        """Bytes of parameters and buffers; shared ones count once."""
+        """Bytes of parameters, buffers and packed linears; shared ones count once."""
         tensors = [*self.module.parameters(), *self.module.buffers()]
-        return sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+        packed = sum(child.num_bytes for child in self.module.modules() if isinstance(child, PackedLinear))
+        return packed + sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext, logit_rows: torch.Tensor

@@ -4,6 +4,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -14,7 +15,9 @@ from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult
 from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.gate import check_module
 from pagefleet_server.models.loading import load_model
+from pagefleet_server.models.packed_linears import pack_linears
 from pagefleet_server.models.paged_model import PagedModel
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.flat_batch import flatten
@@ -103,11 +106,12 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     torch.set_num_threads(settings.model.threads or available_cpus())
     progress("load_weights", settings.model.model)
     model = load_model(settings.model)
+    backend = _backend_for(model, settings.cache.block_size)
+    pack_linears(model.module, partial(ops.pack_linear, backend), dry_run=partial(check_module, model.module))
     dtype_name = str(model.dtype).removeprefix("torch.")
     weights = f"{model.num_weight_bytes} bytes of weights, {dtype_name}, {len(model.layers)} layers on {model.device}"
     now = timed("load_weights", weights, started)
 
-    backend = _backend_for(model, settings.cache.block_size)
     plan = plan_kv(model.layers, settings.cache, backend=backend, dtype=model.dtype, device=model.device)
     caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
     blocks = f"{plan.num_bytes} bytes of KV, {plan.num_blocks} blocks of {plan.block_size} tokens ({backend.name})"
