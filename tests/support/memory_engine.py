@@ -4,13 +4,12 @@ The model's name says what goes wrong: "fine", "missing", "no-memory", "fails-at
 (step N sleeps without end), "slow-N" (each step takes N ms).
 """
 
-import logging
 import sys
 import time
 from pathlib import Path
 
 from pagefleet_server.core.step import SchedulerOutput, StepResult
-from pagefleet_server.engine.process import run_engine
+from pagefleet_server.engine import process
 from pagefleet_server.engine.runner_protocol import Progress
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, ProcessSettings, SchedulerSettings
@@ -78,5 +77,4 @@ def build_runner(settings: EngineSettings, progress: Progress) -> MemoryEngineRu
 
 
 def main() -> None:
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr)
-    sys.exit(run_engine(sys.argv[1:], build_runner))
+    process.main(sys.argv[1:], build_runner)

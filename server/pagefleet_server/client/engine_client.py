@@ -246,7 +246,7 @@ class EngineClient:
             self._process.kill()
         return_code = await self._process.wait(REAP_SECONDS)
         self._writer.close()
-        if return_code is None:
+        if return_code is None and not self._stopping:  # stop() grants its own time
             self._process.kill()
         if reason is None:
             ended = "its socket closed" if return_code is None else describe_exit(return_code)

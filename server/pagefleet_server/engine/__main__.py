@@ -1,9 +1,8 @@
 """`python -m pagefleet_server.engine`: started by the API process only."""
 
-import logging
 import sys
 
-from pagefleet_server.engine.process import run_engine
+from pagefleet_server.engine.process import main
 from pagefleet_server.engine.runner_protocol import Progress, Runner
 from pagefleet_server.settings import EngineSettings
 
@@ -17,5 +16,4 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
 
 
 if __name__ == "__main__":
-    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
-    sys.exit(run_engine(sys.argv[1:], build_runner))
+    main(sys.argv[1:], build_runner)

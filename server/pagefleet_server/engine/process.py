@@ -2,9 +2,12 @@
 
 import argparse
 import logging
+import os
 import socket
+import sys
 import time
 from collections.abc import Sequence
+from typing import NoReturn
 
 import msgspec
 
@@ -25,6 +28,17 @@ LINGER_SECONDS = 2.0
 MAX_REASON_CHARS = 2000
 
 log = logging.getLogger("pagefleet.engine")
+
+
+def main(argv: Sequence[str], build_runner: BuildRunner) -> NoReturn:
+    """Run the engine and end the process with its exit code, at once: tearing down the interpreter with a model in it
+    takes a second, and nobody is told why the pod ends before that is over."""
+    logging.basicConfig(level=logging.INFO, stream=sys.stderr, format="%(asctime)s %(levelname)s %(name)s %(message)s")
+    code = run_engine(argv, build_runner)
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def run_engine(argv: Sequence[str], build_runner: BuildRunner) -> ExitCode:
