@@ -5,13 +5,14 @@ from collections.abc import Sequence
 
 import torch
 
-from pagefleet_kernels.backend import KVCache
+from pagefleet_kernels.backend import KVCache, LinearFunction
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.cpu.cache import CpuCache, block_words, why_unsupported
-from pagefleet_kernels.cpu.library import AttentionCall, Library, WriteCall
+from pagefleet_kernels.cpu.isa import cpu_flags
+from pagefleet_kernels.cpu.library import DTYPE_CODES, AttentionCall, Library, WriteCall
+from pagefleet_kernels.cpu.linear import PackedLinear
+from pagefleet_kernels.cpu.onednn import OneDnnPacker
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
-
-_DTYPE_CODES = {torch.float32: 0, torch.bfloat16: 1}
 
 
 class CpuBackend:
@@ -29,6 +30,8 @@ class CpuBackend:
             raise KernelArgumentError(f"num_threads is {num_threads}; it must be >= 1, or None to follow torch")
         self.library = library
         self._num_threads = num_threads
+        self._onednn = OneDnnPacker()
+        self._has_amx = "amx_bf16" in cpu_flags()
 
     @property
     def num_threads(self) -> int:
@@ -77,7 +80,7 @@ class CpuBackend:
             own.block_size,
             self.num_threads,
         )
-        self.library.call("pagefleet_write_kv", ctypes.byref(call), _DTYPE_CODES[own.dtype])
+        self.library.call("pagefleet_write_kv", ctypes.byref(call), DTYPE_CODES[own.dtype])
 
     def paged_attention(
         self,
@@ -124,7 +127,7 @@ class CpuBackend:
             scale,
             0.0 if softcap is None else softcap,
         )
-        self.library.call("pagefleet_attention", ctypes.byref(call), _DTYPE_CODES[own.dtype])
+        self.library.call("pagefleet_attention", ctypes.byref(call), DTYPE_CODES[own.dtype])
         return out
 
     def copy_blocks(self, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
@@ -139,6 +142,17 @@ class CpuBackend:
             own.num_blocks,
             own.words.shape[1] * 4,
         )
+
+    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction | None:
+        """weight [N, K] and bias [N] or None -> the linear with its own packed copy; None where nothing here fits.
+
+        The library's own kernel, except on CPUs with AMX, whose matrix units only oneDNN drives: there bf16 goes to it.
+        """
+        if not (self._has_amx and weight.dtype == torch.bfloat16):
+            own = PackedLinear.pack(self.library, weight, bias, lambda: self.num_threads)
+            if own is not None:
+                return own
+        return self._onednn.pack(weight, bias)
 
     @staticmethod
     def _block_words(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:

@@ -3,9 +3,12 @@
 import ctypes
 import functools
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
+
+import torch
 
 from pagefleet_kernels.cpu.build import build, cache_dir, find_compiler
 from pagefleet_kernels.cpu.isa import INSTRUCTION_SETS, InstructionSet, cpu_flags, supported_sets
@@ -68,6 +71,25 @@ class WriteCall(ctypes.Structure):
         ("num_threads", _I32),
     )
 
+
+class LinearCall(ctypes.Structure):
+    """src/linear.h, field by field."""
+
+    _fields_ = (
+        ("x", _P),
+        ("out", _P),
+        ("weight", _P),
+        ("bias", _P),
+        ("x_row_stride", _I64),
+        ("num_rows", _I32),
+        ("in_features", _I32),
+        ("out_features", _I32),
+        ("num_threads", _I32),
+    )
+
+
+DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 0, torch.bfloat16: 1})
+"""What the library computes on -> its `dtype` argument."""
 
 _REFUSALS = {
     1: "batch.query_starts must rise from 0 to the number of rows; it does not at sequence {where}",
@@ -144,6 +166,8 @@ def _declare(functions: ctypes.CDLL) -> None:
         "pagefleet_attention": (_I32, (ctypes.POINTER(AttentionCall), _I32, where)),
         "pagefleet_write_kv": (_I32, (ctypes.POINTER(WriteCall), _I32, where)),
         "pagefleet_copy_blocks": (_I32, (_P, _P, _I64, _I64, _I64, where)),
+        "pagefleet_linear": (None, (ctypes.POINTER(LinearCall), _I32)),
+        "pagefleet_pack_linear": (None, (_P, _I64, _I32, _I32, _P, _I32, _I32)),
         "pagefleet_advise_huge_pages": (None, (_P, _I64)),
     }
     for name, (result, arguments) in signatures.items():

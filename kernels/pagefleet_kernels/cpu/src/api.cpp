@@ -5,6 +5,7 @@
 
 #include "attention.h"
 #include "kv_write.h"
+#include "linear.h"
 
 using namespace pagefleet;
 
@@ -50,6 +51,21 @@ int32_t pagefleet_copy_blocks(void* kv, const int64_t* pairs, int64_t num_pairs,
         if (source != destination) std::memcpy(base + destination * block_bytes, base + source * block_bytes, block_bytes);
     }
     return kOk;
+}
+
+// The caller has checked shapes: nothing here depends on values.
+void pagefleet_linear(const LinearCall* call, int32_t dtype) {
+    dtype == kFloat32 ? linear<float>(*call) : linear<Bf16>(*call);
+}
+
+void pagefleet_pack_linear(const void* weight, int64_t row_stride, int32_t out_features, int32_t in_features,
+                           void* packed, int32_t num_threads, int32_t dtype) {
+    if (dtype == kFloat32)
+        pack_linear(static_cast<const float*>(weight), row_stride, out_features, in_features,
+                    static_cast<float*>(packed), num_threads);
+    else
+        pack_linear(static_cast<const Bf16*>(weight), row_stride, out_features, in_features,
+                    static_cast<Bf16*>(packed), num_threads);
 }
 
 // Ask for huge pages for the whole ones inside [start, start + bytes), before the memory is touched. A hint only.

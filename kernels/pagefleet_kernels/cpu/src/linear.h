@@ -1,0 +1,124 @@
+// Linears: x [rows, K] times a packed weight [N, K], plus a bias -> [rows, N].
+//
+// The weight lies in panels of 64 outputs, words as in layout.h: [N / 64][k_words][64], the last panel padded with
+// zeros. An output is one accumulator that runs over K in order, then the bias, then one rounding: a row's result
+// depends neither on the rows beside it nor on threads.
+#pragma once
+
+#include <algorithm>
+
+#include "microkernel.h"
+#include "pool.h"
+
+namespace pagefleet {
+
+constexpr int kPanel = 64;  // outputs
+
+// Mirrored field by field in library.py.
+struct LinearCall {
+    const void* x;         // [num_rows, in_features], row stride below, last dimension contiguous
+    void* out;             // [num_rows, out_features], contiguous
+    const void* weight;    // packed
+    const void* bias;      // [out_features] or null
+    int64_t x_row_stride;  // elements
+    int32_t num_rows, in_features, out_features;
+    int32_t num_threads;  // at most
+};
+
+// weight [N, K], rows contiguous -> packed [ceil(N / 64) * 64 * K]; K is a multiple of the elements of a word.
+template <class T>
+void pack_linear(const T* weight, int64_t row_stride, int out_features, int in_features, T* packed, int num_threads) {
+    constexpr int kPerWord = Element<T>::per_word;
+    auto pack_panel = [&](int panel) {
+        T* words = packed + static_cast<size_t>(panel) * kPanel * in_features;
+        std::memset(static_cast<void*>(words), 0, sizeof(T) * kPanel * in_features);
+        int columns = std::min(kPanel, out_features - panel * kPanel);
+        for (int column = 0; column < columns; ++column) {
+            const T* row = weight + (static_cast<int64_t>(panel) * kPanel + column) * row_stride;
+            for (int k = 0; k < in_features; k += kPerWord)
+                std::memcpy(words + static_cast<size_t>(k) * kPanel + column * kPerWord, row + k, 4);
+        }
+    };
+    parallel_for(num_threads, (out_features + kPanel - 1) / kPanel, pack_panel);
+}
+
+// R rows from `row` on, the outputs [column, column + 16 * kMaxColumns).
+template <class T, int R>
+inline void linear_block(const LinearCall& call, const char* const* x, const uint32_t* panel, int row, int column) {
+    Vec acc[R][kMaxColumns];
+    const uint32_t* b[kMaxColumns];
+#pragma GCC unroll 8
+    for (int c = 0; c < kMaxColumns; ++c) b[c] = panel + column % kPanel + c * kLanes;
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < kMaxColumns; ++c) acc[r][c] = set1(0.0f);
+    accumulate<T, false, R, kMaxColumns>(acc, x, b, b, kPanel, 0, call.in_features / Element<T>::per_word);
+#pragma GCC unroll 8
+    for (int c = 0; c < kMaxColumns; ++c) {
+        int first = column + c * kLanes;
+        int n = std::min(kLanes, call.out_features - first);
+        if (n <= 0) return;
+        Vec bias = call.bias == nullptr ? set1(0.0f) : load_part(static_cast<const T*>(call.bias) + first, n);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+            store_part(static_cast<T*>(call.out) + static_cast<size_t>(row + r) * call.out_features + first,
+                       call.bias == nullptr ? acc[r][c] : acc[r][c] + bias, n);
+    }
+}
+
+template <class T, int R>
+inline void linear_panel(const LinearCall& call, const char* const* x, const uint32_t* panel, int row, int first) {
+    int last = std::min(first + kPanel, call.out_features);
+    for (int column = first; column < last; column += kMaxColumns * kLanes)
+        linear_block<T, R>(call, x, panel, row, column);
+}
+
+template <class T>
+inline void linear_rows(const LinearCall& call, const uint32_t* panel, int first_row, int last_row, int first) {
+    for (int row = first_row; row < last_row; row += kMaxRows) {
+        int count = std::min(kMaxRows, last_row - row);
+        const char* x[kMaxRows];
+        for (int r = 0; r < count; ++r)
+            x[r] = reinterpret_cast<const char*>(static_cast<const T*>(call.x) + (row + r) * call.x_row_stride);
+        switch (count) {
+#if defined(__AVX512F__)
+            case 6: linear_panel<T, 6>(call, x, panel, row, first); break;
+            case 5: linear_panel<T, 5>(call, x, panel, row, first); break;
+#endif
+            case 4: linear_panel<T, 4>(call, x, panel, row, first); break;
+            case 3: linear_panel<T, 3>(call, x, panel, row, first); break;
+            case 2: linear_panel<T, 2>(call, x, panel, row, first); break;
+            default: linear_panel<T, 1>(call, x, panel, row, first);
+        }
+    }
+}
+
+template <class T>
+void linear(const LinearCall& call) {
+    constexpr int64_t kWorthAThread = 1 << 19;  // multiply-adds
+    constexpr int kUnitsPerThread = 8;
+    constexpr int kRowChunk = 16 * kMaxRows;
+    const int num_panels = (call.out_features + kPanel - 1) / kPanel;
+    const size_t panel_words = static_cast<size_t>(call.in_features) / Element<T>::per_word * kPanel;
+    const int64_t work = static_cast<int64_t>(call.num_rows) * call.in_features * call.out_features;
+    const int threads = static_cast<int>(std::min<int64_t>(call.num_threads, work / kWorthAThread + 1));
+    // A unit is a run of panels; where there are few panels, a chunk of the rows as well.
+    const int panels_per_unit = std::max(1, num_panels / (threads * kUnitsPerThread));
+    const int panel_units = (num_panels + panels_per_unit - 1) / panels_per_unit;
+    const bool by_rows = threads > 1 && panel_units < threads * kUnitsPerThread / 2;
+    const int rows_per_unit = by_rows ? kRowChunk : std::max(1, call.num_rows);
+    const int row_units = (call.num_rows + rows_per_unit - 1) / rows_per_unit;
+    auto compute = [&](int unit) {
+        int first_row = unit / panel_units * rows_per_unit;
+        int last_row = std::min(call.num_rows, first_row + rows_per_unit);
+        int first = unit % panel_units * panels_per_unit;
+        int last = std::min(num_panels, first + panels_per_unit);
+        for (int panel = first; panel < last; ++panel)
+            linear_rows<T>(call, static_cast<const uint32_t*>(call.weight) + panel * panel_words, first_row, last_row,
+                           panel * kPanel);
+    };
+    parallel_for(threads, panel_units * row_units, compute);
+}
+
+}  // namespace pagefleet
