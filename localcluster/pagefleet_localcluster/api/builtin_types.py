@@ -33,6 +33,10 @@ class BuiltinTypes:
         }
         self._schemas: dict[str, Schema] = {}
 
+    def names(self) -> list[str]:
+        """Every type of the table."""
+        return list(self._lines)
+
     def schema(self, name: str) -> Schema:
         """The schema of a type. Raises KeyError for a name that the table lacks."""
         known = self._schemas.get(name)

@@ -17,6 +17,9 @@ class RuleError(Exception):
     """A rule that does not compile, or fails while it runs."""
 
 
+_RUN_ERRORS = (RuleError, ValueError, TypeError, RuntimeError, LookupError)
+
+
 @functools.lru_cache(maxsize=MAX_PROGRAMS)
 def compile_rule(expression: str) -> Any:
     """A reusable program. Raises RuleError when it does not parse."""
@@ -82,8 +85,9 @@ def _run(rule: dict[str, Any], place: _Place, schema: Schema, causes: list[Cause
     path = place.path + (rule.get("fieldPath") or "") or "<nil>"
     try:
         held = compile_rule(expression).execute(context)
-    except (RuleError, ValueError, TypeError, RuntimeError) as error:
-        text = f"Invalid value: {_shown(place.value)}: rule evaluation error: {str(error)[:300]} evaluating rule: "
+    except _RUN_ERRORS as error:
+        why = f"no such key: {error.args[0]}" if isinstance(error, KeyError) else str(error)[:300]
+        text = f"Invalid value: {_shown(place.value)}: {why} evaluating rule: "
         causes.append(Cause(field=path, message=text + (rule.get("message") or expression)))
         return
     if held is True:
@@ -98,7 +102,7 @@ def _message(rule: dict[str, Any], context: dict[str, Any]) -> str:
     if rule.get("messageExpression"):
         try:
             return str(compile_rule(rule["messageExpression"]).execute(context))
-        except (RuleError, ValueError, TypeError, RuntimeError):
+        except _RUN_ERRORS:
             return rule.get("message") or f"failed rule: {rule['rule']}"
     return rule.get("message") or f"failed rule: {rule['rule']}"
 

@@ -1,0 +1,171 @@
+"""The embedded API under test: a running server and a client that shows whole answers."""
+
+import contextlib
+import json
+from collections.abc import AsyncIterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+from pagefleet_localcluster.api.rbac import User
+from pagefleet_localcluster.api.server import ApiServer
+
+Json = dict[str, Any]
+TOKEN = "test-token"
+VIEWER_TOKEN = "viewertoken"
+RECORDED = Path(__file__).resolve().parents[1] / "contract" / "cluster" / "recorded"
+MERGE, STRATEGIC, APPLY, JSON_PATCH = (
+    "application/merge-patch+json",
+    "application/strategic-merge-patch+json",
+    "application/apply-patch+yaml",
+    "application/json-patch+json",
+)
+TABLE = "application/json;as=Table;v=v1;g=meta.k8s.io,application/json"
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One HTTP answer."""
+
+    status: int
+    body: Any
+    """Parsed JSON, or text."""
+    headers: Mapping[str, str]
+
+    def ok(self) -> Json:
+        """The body of a success."""
+        assert self.status < 300, f"{self.status}: {self.body}"
+        assert isinstance(self.body, dict)
+        return self.body
+
+    def message(self, status: int) -> str:
+        """The message of a failure with this code."""
+        assert self.status == status, f"{self.status}: {self.body}"
+        return str(self.body["message"])
+
+
+class Api:
+    """Requests to one API server."""
+
+    def __init__(self, session: aiohttp.ClientSession, url: str, token: str = TOKEN) -> None:
+        self.session, self.url, self.token = session, url, token
+
+    async def request(
+        self,
+        method: str,
+        path: str,
+        body: Any = None,
+        *,
+        content_type: str = "application/json",
+        accept: str = "application/json",
+        token: str | None = None,
+        agent: str = "tests/1",
+        **query: str,
+    ) -> Answer:
+        """One request; `body` may be text or anything that JSON can hold."""
+        headers = {"Accept": accept, "Authorization": f"Bearer {token or self.token}", "User-Agent": agent}
+        data = None
+        if body is not None:
+            headers["Content-Type"] = content_type
+            data = body if isinstance(body, str | bytes) else json.dumps(body)
+        async with self.session.request(method, self.url + path, params=query, headers=headers, data=data) as response:
+            text = await response.text()
+            parsed = json.loads(text) if text.startswith(("{", "[")) else text
+            return Answer(response.status, parsed, response.headers.copy())
+
+    async def get(self, path: str, **options: Any) -> Answer:
+        """GET."""
+        return await self.request("GET", path, **options)
+
+    async def post(self, path: str, body: Any, **options: Any) -> Answer:
+        """POST."""
+        return await self.request("POST", path, body, **options)
+
+    async def put(self, path: str, body: Any, **options: Any) -> Answer:
+        """PUT."""
+        return await self.request("PUT", path, body, **options)
+
+    async def delete(self, path: str, body: Any = None, **options: Any) -> Answer:
+        """DELETE."""
+        return await self.request("DELETE", path, body, **options)
+
+    async def patch(self, path: str, body: Any, kind: str = MERGE, **options: Any) -> Answer:
+        """PATCH with one of the four content types."""
+        return await self.request("PATCH", path, body, content_type=kind, **options)
+
+    async def apply(self, path: str, body: Any, manager: str = "tests", **options: Any) -> Answer:
+        """Server-side apply."""
+        return await self.patch(path, body, APPLY, fieldManager=manager, **options)
+
+    async def watch(self, path: str, *, seconds: int = 1, **query: str) -> list[Json]:
+        """All events of a watch that lasts this long."""
+        query = {"watch": "true", "timeoutSeconds": str(seconds)} | query
+        headers = {"Authorization": f"Bearer {self.token}"}
+        async with self.session.get(self.url + path, params=query, headers=headers) as response:
+            assert response.status == 200, await response.text()
+            return [json.loads(line) async for line in response.content]
+
+
+@contextlib.asynccontextmanager
+async def running_api(**options: Any) -> AsyncIterator[tuple[ApiServer, Api]]:
+    """A started server on a free port, and a client of it."""
+    server = ApiServer("127.0.0.1", 0, TOKEN, users={VIEWER_TOKEN: User("viewer")}, **options)
+    await server.start()
+    try:
+        async with aiohttp.ClientSession(skip_auto_headers=("Content-Type", "User-Agent")) as session:
+            yield server, Api(session, server.url)
+    finally:
+        await server.stop()
+
+
+def draft_crd() -> Json:
+    """The CRD that the recordings were made with."""
+    found = json.loads((RECORDED / "crd_used.json").read_text())
+    assert isinstance(found, dict)
+    return found
+
+
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+LLMDS = "/apis/pagefleet.dev/v1alpha1/namespaces/default/llmdeployments"
+CONFIG_MAPS = "/api/v1/namespaces/default/configmaps"
+PODS = "/api/v1/namespaces/default/pods"
+DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
+
+
+def llmd(name: str, **spec: Any) -> Json:
+    """A valid custom object."""
+    return {"metadata": {"name": name}, "spec": {"model": {"source": "file:///models/m"}} | spec}
+
+
+def pod(name: str, *, node: str = "", **spec: Any) -> Json:
+    """A valid pod, on a node or not."""
+    base: Json = {"containers": [{"name": "server", "image": "img:1", "command": ["x"]}]}
+    return {"metadata": {"name": name}, "spec": base | ({"nodeName": node} if node else {}) | spec}
+
+
+def deployment(name: str, **spec: Any) -> Json:
+    """A valid Deployment whose pods carry the label app=NAME."""
+    labels = {"app": name}
+    template = {"metadata": {"labels": labels}, "spec": pod(name)["spec"]}
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": name},
+        "spec": {"selector": {"matchLabels": labels}, "template": template} | spec,
+    }
+
+
+def config_map(name: str, *owners: Json, **data: str) -> Json:
+    """A ConfigMap, owned or not."""
+    meta: Json = {"name": name}
+    if owners:
+        meta["ownerReferences"] = [owner_reference(owner) for owner in owners]
+    return {"metadata": meta, "data": data or {"a": "b"}}
+
+
+def owner_reference(owner: Json) -> Json:
+    """A reference that blocks the owner's foreground deletion."""
+    meta = owner["metadata"]
+    found = {"apiVersion": owner["apiVersion"], "kind": owner["kind"], "name": meta["name"], "uid": meta["uid"]}
+    return found | {"blockOwnerDeletion": True}
