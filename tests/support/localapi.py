@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import aiohttp
+
 from pagefleet_localcluster.api.rbac import User
 from pagefleet_localcluster.api.server import ApiServer
 

@@ -6,10 +6,11 @@ from typing import Any
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+
 from pagefleet_localcluster.api import ownership
 from pagefleet_localcluster.api.builtin_types import builtin_types
 from pagefleet_localcluster.api.errors import ApiError
-from pagefleet_localcluster.api.field_sets import from_fields_v1, to_fields_v1
+from pagefleet_localcluster.api.field_sets import all_fields, from_fields_v1, to_fields_v1
 
 Json = dict[str, Any]
 SCHEMA = builtin_types().schema("Deployment")
@@ -190,7 +191,7 @@ def test_forced_applies_always_show_the_last_config_and_own_only_what_is_there(s
     for manager, spec in steps:
         live = _apply(live, manager, force=True, **spec)
         assert ownership.merge(live, _config(**spec), SCHEMA)["spec"] == live["spec"] if "spec" in live else not spec
-        present = set(ownership.all_fields(live, SCHEMA)) | {()}
+        present = set(all_fields(live, SCHEMA)) | {()}
         for entry in live["metadata"].get("managedFields") or ():
             for path in from_fields_v1(entry["fieldsV1"]):
                 assert path in present, (path, live)

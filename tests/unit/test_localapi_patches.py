@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from pagefleet_localcluster.api.builtin_types import builtin_types
 from pagefleet_localcluster.api.errors import ApiError
 from pagefleet_localcluster.api.patches import MAX_JSON_PATCH_OPERATIONS, json_patch, merge_patch, strategic_patch
@@ -45,7 +46,9 @@ def _spec(*names: str) -> dict[str, Any]:
             _spec("a"), {"containers": [{"name": "c"}]}, {"containers": [*_spec("a")["containers"], {"name": "c"}]},
             id="an unknown key is appended",
         ),
-        pytest.param(_spec("a", "b"), {"containers": [{"name": "a", "$patch": "delete"}]}, _spec("b"), id="delete an item"),
+        pytest.param(
+            _spec("a", "b"), {"containers": [{"name": "a", "$patch": "delete"}]}, _spec("b"), id="delete an item"
+        ),
         pytest.param(
             _spec("a", "b"), {"containers": [{"$patch": "replace"}, {"name": "z"}]}, {"containers": [{"name": "z"}]},
             id="replace a keyed list",
@@ -61,7 +64,9 @@ def _spec(*names: str) -> dict[str, Any]:
             id="an atomic list is replaced",
         ),
         pytest.param(
-            {"nodeSelector": {"a": "1"}}, {"nodeSelector": {"$patch": "replace", "b": "2"}}, {"nodeSelector": {"b": "2"}},
+            {"nodeSelector": {"a": "1"}},
+            {"nodeSelector": {"$patch": "replace", "b": "2"}},
+            {"nodeSelector": {"b": "2"}},
             id="replace a map",
         ),
         pytest.param({"volumes": [{"name": "v", "emptyDir": {}}]}, {"volumes": None}, {}, id="null removes"),

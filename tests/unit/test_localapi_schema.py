@@ -4,6 +4,7 @@ import copy
 from typing import Any
 
 import pytest
+
 from pagefleet_localcluster.api.builtin_types import builtin_types
 from pagefleet_localcluster.api.cel_rules import run_rules
 from pagefleet_localcluster.api.errors import invalid
@@ -111,13 +112,21 @@ def test_builtin_objects_carry_neither_nulls_nor_empty_collections() -> None:
             [{"k": 1}, {"k": 1}],
             'x[1]: Duplicate value: {"k":1}',
         ),
-        ({"x-kubernetes-int-or-string": True}, [], 'x: Invalid value: "array": x in body must be of type integer,string: "array"'),
+        (
+            {"x-kubernetes-int-or-string": True},
+            [],
+            'x: Invalid value: "array": x in body must be of type integer,string: "array"',
+        ),
         (
             {"type": "string", "format": "date-time"},
             "yesterday",
             'x: Invalid value: "yesterday": x in body must be of type date-time: "yesterday"',
         ),
-        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, [], "x: Invalid value: []: x in body must validate at least one schema (anyOf)"),
+        (
+            {"anyOf": [{"type": "string"}, {"type": "integer"}]},
+            [],
+            "x: Invalid value: []: x in body must validate at least one schema (anyOf)",
+        ),
         ({"not": {"type": "string"}}, "a", 'x: Invalid value: "a": x in body must not validate the schema (not)'),
     ],
 )  # fmt: skip

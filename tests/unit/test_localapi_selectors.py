@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+
 from pagefleet_localcluster.api.errors import ApiError
 from pagefleet_localcluster.api.selectors import (
     format_selector,

@@ -9,6 +9,7 @@ from pagefleet_localcluster.api.resources import Registry, Resource
 
 Json = dict[str, Any]
 _BODIES = ("application/json-patch+json", "application/merge-patch+json", "application/apply-patch+yaml")
+_TITLE, _VERSION = "Kubernetes", "v1.36.2"
 _PATCH_PARAMETERS = ("dryRun", "fieldManager", "fieldValidation", "force")
 _OPENAPI_KEYS = frozenset(
     {"type", "format", "description", "enum", "required", "properties", "items", "additionalProperties", "default"}
@@ -43,7 +44,7 @@ def document(registry: Registry, group: str, version: str) -> Json:
             schemas[name]["x-kubernetes-group-version-kind"] = [_kind(resource)]
     return {
         "openapi": "3.0.0",
-        "info": {"title": "Kubernetes", "version": "v1.36.2"},
+        "info": {"title": _TITLE, "version": _VERSION},
         "paths": paths,
         "components": {"schemas": schemas},
     }
@@ -102,14 +103,20 @@ def _schema(schema: Json, schemas: Json, *, root: bool = False) -> Json:
     return result
 
 
-def swagger(registry: Registry) -> Json:
-    """`GET /openapi/v2`: names of kinds only; clients of this server read v3."""
-    definitions = {
-        f"{_schema_name(resource)}.{resource.version}": {
-            "type": "object",
-            "x-kubernetes-group-version-kind": [_kind(resource)],
-        }
-        for resource in registry.all()
-    }
-    info = {"title": "Kubernetes", "version": "v1.36.2"}
-    return {"swagger": "2.0", "info": info, "paths": {}, "definitions": definitions}
+SWAGGER_PROTOBUF = "application/com.github.proto-openapi.spec.v2@v1.0+protobuf"
+
+
+def swagger() -> Json:
+    """`GET /openapi/v2`: no types; kubectl falls back to it for kinds that v3 lacks."""
+    return {"swagger": "2.0", "info": {"title": _TITLE, "version": _VERSION}, "paths": {}, "definitions": {}}
+
+
+def swagger_protobuf() -> bytes:
+    """The same as a `openapi.v2.Document` message (swagger = 1, info = 2, paths = 8, definitions = 9)."""
+    info = _field(1, _TITLE.encode()) + _field(2, _VERSION.encode())
+    return _field(1, b"2.0") + _field(2, info) + _field(8, b"") + _field(9, b"")
+
+
+def _field(number: int, content: bytes) -> bytes:
+    """A length-delimited protobuf field; contents here are shorter than 128 bytes."""
+    return bytes([number << 3 | 2, len(content)]) + content

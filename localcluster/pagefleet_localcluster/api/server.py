@@ -180,7 +180,9 @@ class ApiServer:
             address = f"{self._host}:{self._port}"
             return web.json_response(discovery.api_versions(address) if core else discovery.api_groups(registry))
         if path == "/openapi/v2":
-            return web.json_response(openapi.swagger(registry))
+            if openapi.SWAGGER_PROTOBUF in accept:
+                return web.Response(body=openapi.swagger_protobuf(), content_type="application/octet-stream")
+            return web.json_response(openapi.swagger())
         if path == "/openapi/v3":
             return web.json_response(openapi.index(registry))
         if parts[:2] == ["openapi", "v3"] and len(parts) > 3:
