@@ -19,7 +19,7 @@ from pagefleet_localcluster.reflector import Reflector
 
 
 class Scheduler:
-    """Places one pod at a time; `blocked` holds the keys of pods that found no node."""
+    """Places one pod at a time; `blocked` holds the keys of pods that found no node, longest waiting first."""
 
     def __init__(
         self, client: Client, pods: Reflector, nodes: Reflector, clock: Callable[[], float] = time.time
@@ -28,18 +28,18 @@ class Scheduler:
         self._pods = pods
         self._nodes = nodes
         self._clock = clock
-        self.blocked: set[str] = set()
+        self.blocked: dict[str, None] = {}
         self.events = EventRecorder(client, "default-scheduler")
 
     async def reconcile(self, key: str) -> float | None:
         """Bind the pod `key`, or say why it cannot be bound."""
         pod = self._pods.objects.get(key)
-        self.blocked.discard(key)
+        self.blocked.pop(key, None)
         if pod is None or not needs_node(pod) or pod["spec"].get("schedulingGates"):
             return None
         placement = place(pod, list(self._nodes.objects.values()), self._pods.objects.values())
         if placement.node is None:
-            self.blocked.add(key)
+            self.blocked[key] = None
             await self._report(pod, placement.message)
             return None
         target = {"apiVersion": "v1", "kind": "Node", "name": placement.node}

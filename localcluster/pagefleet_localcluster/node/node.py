@@ -88,8 +88,8 @@ class Node:
 
     def _pod_changed(self, old: Object | None, new: Object | None) -> None:
         if new is None:
-            if old is not None and (task := self._tasks.get(old["metadata"]["uid"])) is not None:
-                task.cancel()  # deleted by force: nothing is left to report
+            if old is not None and (worker := self.workers.get(old["metadata"]["uid"])) and not worker.has_ended:
+                self._tasks[old["metadata"]["uid"]].cancel()  # deleted by force: nothing is left to report
             return
         uid = new["metadata"]["uid"]
         if (worker := self.workers.get(uid)) is not None:

@@ -57,6 +57,8 @@ class PodWorker:
         """`gpu_ids`: container name -> GPU slots."""
         self.pod = pod
         self.address = address
+        self.has_ended = False
+        """Whether its processes are gone and only its object is left to delete."""
         self._services = services
         self._gpu_ids = gpu_ids
         self._folder = services.settings.directory / "pods" / pod["metadata"]["uid"]
@@ -122,6 +124,7 @@ class PodWorker:
             abandoned = self._abandoned_grace_seconds
             await self._end(_grace_of(self.pod) if abandoned is None else min(abandoned, _grace_of(self.pod)))
             await _cancel(life, writer)
+            self.has_ended = True
             if abandoned is None:
                 await self._delete()
         finally:

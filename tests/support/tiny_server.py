@@ -1,0 +1,76 @@
+"""A program for pods: answers HTTP on ADDRESS:8000 and does what its command line says.
+
+Runs with `python -I -S` in about 20 ms. Paths: / (the pod's name), /env/NAME, /exit/CODE, /fail (ready turns 503),
+/heal, /ready, /echo (answers after the request body ended), /cat/PATH. `--term SECONDS` delays the end after SIGTERM,
+`--deaf` ignores it, `--wait SECONDS` binds late, `--say TEXT` writes a termination message to $MESSAGE."""
+
+import os
+import signal
+import socket
+import sys
+import time
+
+
+def option(name: str, default: float = 0.0) -> float:
+    return float(sys.argv[sys.argv.index(name) + 1]) if name in sys.argv else default
+
+
+def on_term(number: int, frame: object) -> None:
+    if "--deaf" in sys.argv:
+        return
+    print("terminating", flush=True)
+    time.sleep(option("--term"))
+    sys.exit(0)
+
+
+def answer(path: str, ready: list[bool]) -> tuple[int, str]:
+    head, _, rest = path.strip("/").partition("/")
+    if head == "env":
+        return 200, os.environ.get(rest, "<unset>")
+    if head == "exit":
+        if "--say" in sys.argv:
+            with open(os.environ["MESSAGE"], "w") as file:
+                file.write(sys.argv[sys.argv.index("--say") + 1])
+        print(f"exiting with {rest}", flush=True)
+        os._exit(int(rest))
+    if head in ("fail", "heal"):
+        ready[0] = head == "heal"
+        return 200, head
+    if head == "ready":
+        return (200, "ok") if ready[0] else (503, "not ready")
+    if head == "cat":
+        with open(f"/{rest}") as file:
+            return 200, file.read()
+    return 200, os.environ.get("HOSTNAME", "?")
+
+
+def main() -> None:
+    signal.signal(signal.SIGTERM, on_term)
+    print("started", *sys.argv[1:], flush=True)
+    time.sleep(option("--wait"))
+    listener = socket.create_server((os.environ["PAGEFLEET_HOST"], 8000), backlog=64)
+    ready = [True]
+    while True:
+        connection, _ = listener.accept()
+        with connection:
+            connection.settimeout(5)
+            request = b""
+            while b"\r\n\r\n" not in request and (data := connection.recv(65536)):
+                request += data
+            if not request:
+                continue
+            path = request.split(b" ", 2)[1].decode()
+            if path == "/echo":  # reads until the client's half-close
+                body = request.partition(b"\r\n\r\n")[2]
+                while data := connection.recv(65536):
+                    body += data
+                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
+                continue
+            code, text = answer(path, ready)
+            payload = text.encode()
+            head = f"HTTP/1.1 {code} X\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
+            connection.sendall(head.encode() + payload)
+
+
+if __name__ == "__main__":
+    main()

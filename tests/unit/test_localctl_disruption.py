@@ -1,0 +1,43 @@
+"""How many pods a PodDisruptionBudget lets go."""
+
+import pytest
+
+from pagefleet_localcluster.controllers.disruption import budget_status
+from pagefleet_localcluster.objects import Object, format_time
+from support.localcluster_builders import pod
+
+
+def budget(**spec: int | str) -> Object:
+    return {"metadata": {"name": "b", "generation": 1}, "spec": spec}
+
+
+@pytest.mark.parametrize(
+    ("case", "spec", "healthy", "expected", "allowed", "desired"),
+    [
+        ("one may go", {"maxUnavailable": 1}, 3, 3, 1, 2),
+        ("none while one is missing", {"maxUnavailable": 1}, 2, 3, 0, 2),
+        ("none at all", {"maxUnavailable": 0}, 3, 3, 0, 3),
+        ("a percentage rounds up", {"maxUnavailable": "30%"}, 4, 4, 2, 2),
+        ("a floor", {"minAvailable": 2}, 3, 3, 1, 2),
+        ("a floor in percent", {"minAvailable": "50%"}, 3, 3, 1, 2),
+        ("no pods, no disruptions", {"maxUnavailable": 1}, 0, 0, 0, 0),
+    ],
+)
+def test_allowed(
+    case: str, spec: dict[str, int | str], healthy: int, expected: int, allowed: int, desired: int
+) -> None:
+    pods = [pod(f"p{i}") for i in range(healthy)]
+    status = budget_status(budget(**spec), pods, expected, 0.0)
+    assert (status["disruptionsAllowed"], status["desiredHealthy"]) == (allowed, desired), case
+    [condition] = status["conditions"]
+    assert condition["reason"] == ("SufficientPods" if allowed else "InsufficientPods")
+
+
+def test_a_pod_that_is_being_evicted_counts_as_gone_for_two_minutes() -> None:
+    pods = [pod("a"), pod("b")]
+    b = budget(maxUnavailable=1)
+    b["status"] = {"disruptedPods": {"a": format_time(0), "gone": format_time(0)}}
+    during = budget_status(b, pods, 2, 60.0)
+    assert (during["disruptionsAllowed"], during["disruptedPods"]) == (0, {"a": format_time(0)})
+    after = budget_status(b, pods, 2, 121.0)
+    assert after["disruptionsAllowed"] == 1 and "disruptedPods" not in after
