@@ -80,6 +80,8 @@ def configure_kopf(settings: kopf.OperatorSettings) -> None:
     settings.watching.client_timeout = 330
     settings.watching.inactivity_timeout = 70
     settings.queueing.worker_limit = 32
+    settings.queueing.idle_timeout = 1
+    settings.queueing.exit_timeout = 0.2  # handlers only hand over: there is nothing to wait for
     settings.execution.default_backoff = 5
     settings.process.ultimate_exiting_timeout = 30
     settings.posting.enabled = False
@@ -118,6 +120,10 @@ def build_registry(manager: Manager) -> kopf.OperatorRegistry:
     @kopf.on.startup(registry=registry)
     async def on_startup(settings: kopf.OperatorSettings, **_: Any) -> None:
         configure_kopf(settings)
+
+    @kopf.on.cleanup(registry=registry)
+    async def on_cleanup(**_: Any) -> None:
+        await manager.stop()  # else kopf waits for our loops as if they were its own
 
     @kopf.on.login(registry=registry)
     async def on_login(**_: Any) -> kopf.ConnectionInfo:
@@ -164,6 +170,29 @@ async def wait_for_api(api: Api) -> None:
         await asyncio.sleep(CRD_POLL_SECONDS)
 
 
+async def _watch_until_failure(manager: Manager, settings: OperatorSettings) -> None:
+    """Runs kopf until a signal ends it or a background task of ours died."""
+    failed = asyncio.create_task(manager.failed_event.wait(), name="failure")
+    watching = asyncio.create_task(
+        kopf.operator(
+            registry=build_registry(manager),
+            standalone=True,
+            clusterwide=not settings.namespaces,
+            namespaces=settings.namespaces,
+        ),
+        name="kopf",
+    )
+    try:
+        await asyncio.wait({failed, watching}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        failed.cancel()
+        watching.cancel()
+    try:
+        await watching
+    except asyncio.CancelledError:
+        logger.info("stopped")
+
+
 async def run(arguments: argparse.Namespace) -> int:
     """The whole life of the process. Returns the exit code."""
     access = await load_access()
@@ -183,13 +212,7 @@ async def run(arguments: argparse.Namespace) -> int:
         manager.start()
         logger.info("serving %s", ", ".join(settings.namespaces) or "all namespaces")
         try:
-            await kopf.operator(
-                registry=build_registry(manager),
-                standalone=True,
-                clusterwide=not settings.namespaces,
-                namespaces=settings.namespaces,
-                stop_flag=manager.failed_event,
-            )
+            await _watch_until_failure(manager, settings)
         finally:
             await manager.stop()
     return EXIT_FAILED if manager.failed_event.is_set() else 0

@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -38,15 +38,12 @@ class StubNode:
     """Runs a pod as one metrics endpoint on its own loopback address."""
 
     client: Client
-    load: Json = field(default_factory=dict)
-    """Keywords of metrics_text for every pod without an own entry in `loads`."""
     loads: dict[str, Json] = field(default_factory=dict)
-    answer: Callable[[str], web.StreamResponse | None] = lambda name: None
-    """Answers a scrape of the named pod instead of the metrics."""
-    crash: str | None = None
-    """New pods crash with this termination message."""
-    unschedulable: str | None = None
-    ready_after_seconds: float = 0.0
+    """Keywords of metrics_text by pod, or else by LLMDeployment."""
+    answers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = field(default_factory=dict)
+    """Answers a scrape of a pod of this LLMDeployment instead of the metrics."""
+    crashes: dict[str, str] = field(default_factory=dict)
+    """New pods of this LLMDeployment crash with this termination message."""
     _runners: dict[str, web.AppRunner] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _started: set[str] = field(default_factory=set)
@@ -90,20 +87,21 @@ class StubNode:
 
     async def _start(self, pod: Json) -> None:
         name = pod["metadata"]["name"]
-        if self.crash is not None:
-            ended = {"exitCode": 3, "reason": "Error", "message": self.crash}
+        owner = pod["metadata"]["labels"]["pagefleet.dev/llmdeployment"]
+        if owner in self.crashes:
+            ended = {"exitCode": 3, "reason": "Error", "message": self.crashes[owner]}
             state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
             await self._report(pod, "Running", None, ready=False, state=state, last={"terminated": ended})
             return
-        address = await self._listen(name)
+        address = await self._listen(name, owner)
         await self._report(pod, "Running", address, ready=False, state={"running": {}})
-        await asyncio.sleep(self.ready_after_seconds)
         await self._report(pod, "Running", address, ready=True, state={"running": {}})
 
-    async def _listen(self, name: str) -> str:
-        async def metrics(_: web.Request) -> web.StreamResponse:
-            answer = self.answer(name)
-            return answer or web.Response(text=metrics_text(**self.loads.get(name, self.load)))
+    async def _listen(self, name: str, owner: str) -> str:
+        async def metrics(request: web.Request) -> web.StreamResponse:
+            if owner in self.answers:
+                return await self.answers[owner](request)
+            return web.Response(text=metrics_text(**self.loads.get(name, self.loads.get(owner, {}))))
 
         app = web.Application()
         app.router.add_get("/metrics", metrics)
@@ -212,14 +210,21 @@ class OperatorCluster:
                 return None
             raise
 
+    async def pods(self, name: str = "chat") -> list[Json]:
+        """Pods of the LLMDeployment that are not leaving."""
+        found = await self.client.list(PODS, "default", labelSelector=f"pagefleet.dev/llmdeployment={name}")
+        return [item for item in found["items"] if not item["metadata"].get("deletionTimestamp")]
+
     async def llmd(self, name: str = "chat") -> Json:
         found = await self.get(LLMDS, name)
         assert found is not None
         return found
 
-    async def events(self) -> list[Json]:
+    async def events(self, name: str = "chat") -> list[str]:
+        """Reasons of the Events about the LLMDeployment."""
         items = (await self.client.list(EVENTS, "default"))["items"]
-        return [item for item in items if item["involvedObject"]["kind"] == "LLMDeployment"]
+        about = [item for item in items if item["involvedObject"]["kind"] == "LLMDeployment"]
+        return [item["reason"] for item in about if item["involvedObject"]["name"] == name]
 
     async def until(self, check: Callable[[], Any], what: str, *, seconds: float = 20.0) -> Any:
         """Poll an async condition until it is truthy."""
