@@ -96,7 +96,9 @@ def _container_trouble(container: Mapping[str, Any]) -> Trouble | None:
     if reason in CONFIG_REASONS:
         return Trouble("ContainerConfigError", message or reason)
     ended = state.get("terminated") or (container.get("lastState") or {}).get("terminated")
-    if ended is None or (container.get("ready") and "running" in state):
+    if ended is None:
+        return Trouble("CrashLoop", message or reason) if reason in CRASH_REASONS else None
+    if container.get("ready") and "running" in state:
         return None
     if ended.get("exitCode") == 0 and reason not in CRASH_REASONS:
         return None

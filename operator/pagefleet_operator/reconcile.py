@@ -28,7 +28,7 @@ from pagefleet_operator.transitions import transitions
 
 logger = logging.getLogger(__name__)
 
-FIND_AGAIN_SECONDS = 10.0
+FIND_AGAIN_SECONDS = 5.0
 """A child that the watch does not show is read directly this often."""
 
 

@@ -1,0 +1,130 @@
+"""What goes into the children."""
+
+from typing import Any
+
+import pytest
+
+from pagefleet_operator.builders import deployment, service
+from pagefleet_operator.settings import ChildSettings
+from support.operator_objects import llmd
+
+SETTINGS = ChildSettings(server_image="registry/pagefleet-server:1")
+
+
+def container(**spec: Any) -> dict[str, Any]:
+    manifest = deployment(llmd(spec=spec), SETTINGS, replicas=1)
+    (only,) = manifest["spec"]["template"]["spec"]["containers"]
+    found: dict[str, Any] = only
+    return found
+
+
+def test_smallest_spec_gives_this_container() -> None:
+    assert container() == {
+        "name": "server",
+        "image": "registry/pagefleet-server:1",
+        "command": ["pagefleet-server"],
+        "args": [
+            *("--model", "/models/tiny.gguf", "--served-model-name", "chat"),
+            *("--drain-delay", "10", "--drain-timeout", "300"),
+        ],
+        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "ports": [{"name": "http", "containerPort": 8000, "protocol": "TCP"}],
+        "terminationMessagePolicy": "FallbackToLogsOnError",
+        "startupProbe": {
+            "httpGet": {"path": "/startupz", "port": "http", "scheme": "HTTP"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 900,
+        },
+        "livenessProbe": {
+            "httpGet": {"path": "/livez", "port": "http", "scheme": "HTTP"},
+            "periodSeconds": 10,
+            "timeoutSeconds": 5,
+            "failureThreshold": 3,
+        },
+        "readinessProbe": {
+            "httpGet": {"path": "/readyz", "port": "http", "scheme": "HTTP"},
+            "periodSeconds": 2,
+            "timeoutSeconds": 2,
+            "failureThreshold": 2,
+        },
+    }
+
+
+def test_every_engine_field_reaches_the_command_line_and_the_users_own_come_last() -> None:
+    built = container(
+        engine={
+            "image": "mine:2",
+            "kvCacheMemory": "32Mi",
+            "maxNumSeqs": 8,
+            "maxQueueLength": 64,
+            "args": ["--threads", "1"],
+            "env": [{"name": "A", "value": "1"}],
+        },
+        drain={"delaySeconds": 2, "timeoutSeconds": 30},
+        model={"source": "file:///m/x", "servedName": "name"},
+    )
+    assert built["image"] == "mine:2"
+    assert built["args"] == [
+        *("--model", "/m/x", "--served-model-name", "name"),
+        *("--kv-cache-memory", "32MiB", "--max-num-seqs", "8", "--max-queue", "64"),
+        *("--drain-delay", "2", "--drain-timeout", "30"),
+        *("--threads", "1"),
+    ]
+    assert built["env"][-1] == {"name": "A", "value": "1"}
+
+
+def test_the_operator_never_says_where_to_listen() -> None:
+    built = container(engine={"maxNumSeqs": 1})
+    assert not any("host" in text for text in built["args"])
+    assert not any("HOST" in item["name"] for item in built["env"])
+
+
+def test_resources_are_passed_on_only_when_given() -> None:
+    assert "resources" not in container()
+    wanted = {"requests": {"cpu": 1, "memory": "1Gi"}, "limits": {"memory": "2Gi"}}
+    assert container(resources=wanted)["resources"] == wanted
+
+
+def test_the_grace_period_holds_the_whole_drain() -> None:
+    pod = deployment(llmd(spec={"drain": {"delaySeconds": 5, "timeoutSeconds": 60}}), SETTINGS, replicas=1)
+    grace = pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
+    assert grace == 5 + 60 + SETTINGS.grace_margin_seconds
+
+
+def test_rollouts_add_before_they_take_away() -> None:
+    spec = deployment(llmd(spec={"startup": {"timeoutSeconds": 100}}), SETTINGS, replicas=3)["spec"]
+    assert spec["strategy"]["rollingUpdate"] == {"maxSurge": 1, "maxUnavailable": 0}
+    assert spec["replicas"] == 3
+    assert spec["progressDeadlineSeconds"] > 100
+
+
+@pytest.mark.parametrize(
+    "manifest", [service(llmd()), deployment(llmd(), SETTINGS, replicas=1)], ids=lambda item: item["kind"]
+)
+def test_children_are_ours_and_collected_with_their_owner(manifest: dict[str, Any]) -> None:
+    metadata = manifest["metadata"]
+    assert (metadata["name"], metadata["namespace"]) == ("chat", "default")
+    assert metadata["labels"] == {
+        "app.kubernetes.io/name": "pagefleet-server",
+        "app.kubernetes.io/instance": "chat",
+        "app.kubernetes.io/managed-by": "pagefleet-operator",
+        "pagefleet.dev/llmdeployment": "chat",
+    }
+    assert metadata["ownerReferences"] == [
+        {
+            "apiVersion": "pagefleet.dev/v1alpha1",
+            "kind": "LLMDeployment",
+            "name": "chat",
+            "uid": "uid-1",
+            "controller": True,
+            "blockOwnerDeletion": True,
+        }
+    ]
+
+
+def test_the_service_selects_what_the_deployment_runs() -> None:
+    selector = service(llmd())["spec"]["selector"]
+    spec = deployment(llmd(), SETTINGS, replicas=1)["spec"]
+    assert selector == spec["selector"]["matchLabels"]
+    assert selector.items() <= spec["template"]["metadata"]["labels"].items()

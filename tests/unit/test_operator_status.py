@@ -1,0 +1,259 @@
+"""Conditions, phases, what is worth a write, and what survives a restart."""
+
+from dataclasses import dataclass, replace
+from typing import Any
+
+import pytest
+
+from pagefleet_operator import builders
+from pagefleet_operator.autoscale import Decision, Inputs, decide
+from pagefleet_operator.conditions import Facts, judge
+from pagefleet_operator.errors import SpecError
+from pagefleet_operator.history import History
+from pagefleet_operator.model import parse
+from pagefleet_operator.plan import Observed, Plan
+from pagefleet_operator.pods import parse_pod
+from pagefleet_operator.settings import ChildSettings
+from pagefleet_operator.status import difference, is_urgent, render, render_invalid, restore_history, timestamp
+from pagefleet_operator.transitions import transitions
+from support.operator_objects import autoscaling, fleet, llmd, llmd_body, pod_body, sample
+
+NOW = 1_800_000_000.0
+
+
+def deployment(
+    replicas: int = 1, *, updated: int | None = None, conditions: list[dict[str, Any]] | None = None
+) -> dict[str, Any]:
+    manifest = builders.deployment(llmd(), ChildSettings(server_image="i"), replicas=replicas)
+    status = {"updatedReplicas": replicas if updated is None else updated, "conditions": conditions or []}
+    return {**manifest, "status": status}
+
+
+def facts(
+    *bodies: dict[str, Any],
+    spec: dict[str, Any] | None = None,
+    child: dict[str, Any] | None = None,
+    samples: dict[str, Any] | None = None,
+    silent: dict[str, str] | None = None,
+    status: dict[str, Any] | None = None,
+    **fields: Any,
+) -> Facts:
+    made = llmd(spec=spec or {}, status=status)
+    observed = Observed(
+        children={"Deployment": child or deployment(made.spec.replicas)},
+        pods=tuple(parse_pod(body) for body in bodies),
+        samples=samples or {},
+        silent=silent or {},
+    )
+    return Facts(llmd=made, observed=observed, plan=fields.pop("plan", Plan()), **fields)
+
+
+def holds(judged: Facts) -> dict[str, tuple[bool, str]]:
+    return {verdict.type: (verdict.status, verdict.reason) for verdict in judge(judged)}
+
+
+@dataclass(frozen=True)
+class Case:
+    name: str
+    facts: Facts
+    available: str
+    progressing: str
+    degraded: str
+    phase: str
+
+
+QUOTA = [{"type": "ReplicaFailure", "status": "True", "message": 'pods "x" is forbidden: exceeded quota: gpus'}]
+STALLED = [{"type": "Progressing", "status": "False", "reason": "ProgressDeadlineExceeded"}]
+TWO = {"replicas": 2}
+CASES = [
+    Case("all well", facts(pod_body("a")), "ReplicasReady", "Complete", "AsExpected", "Available"),
+    Case("first start", facts(pod_body("a", ready=False)), "NoReadyReplicas", "Starting", "AsExpected", "Starting"),
+    Case("scaled to zero", facts(spec={"replicas": 0}), "ScaledToZero", "Complete", "AsExpected", "Stopped"),
+    Case("growing", facts(pod_body("a"), spec=TWO), "ReplicasReady", "ScalingUp", "AsExpected", "Scaling"),
+    Case("shrinking", facts(pod_body("a"), pod_body("b")), "ReplicasReady", "ScalingDown", "AsExpected", "Scaling"),
+    Case(
+        "new template",
+        facts(pod_body("a"), pod_body("b"), spec=TWO, child=deployment(2, updated=1)),
+        *("ReplicasReady", "RollingOut", "AsExpected", "Scaling"),
+    ),
+    Case(
+        "crash loop",
+        facts(pod_body("a", ready=False, waiting=("CrashLoopBackOff", "back-off"), last_exit=(3, "no model"))),
+        *("NoReadyReplicas", "Starting", "CrashLoop", "Degraded"),
+    ),
+    Case(
+        "crashed once and running again",
+        facts(pod_body("a", ready=False, last_exit=(139, ""))),
+        *("NoReadyReplicas", "Starting", "CrashLoop", "Degraded"),
+    ),
+    Case(
+        "crashed once and recovered",
+        facts(pod_body("a", last_exit=(1, "x"))),
+        *("ReplicasReady", "Complete", "AsExpected", "Available"),
+    ),
+    Case(
+        "no image",
+        facts(pod_body("a", ready=False, waiting=("ImagePullBackOff", "not found"))),
+        *("NoReadyReplicas", "Starting", "ImagePullFailed", "Degraded"),
+    ),
+    Case(
+        "no room",
+        facts(pod_body("a", ready=False, unschedulable="0/3 nodes: insufficient nvidia.com/gpu")),
+        *("NoReadyReplicas", "Starting", "Unschedulable", "Degraded"),
+    ),
+    Case(
+        "quota",
+        facts(pod_body("a"), spec=TWO, child=deployment(2, updated=2, conditions=QUOTA)),
+        *("ReplicasReady", "ScalingUp", "QuotaExceeded", "Degraded"),
+    ),
+    Case(
+        "stalled",
+        facts(pod_body("a", ready=False), child=deployment(1, conditions=STALLED)),
+        *("NoReadyReplicas", "Starting", "RolloutStalled", "Degraded"),
+    ),
+    Case(
+        "silent pod",
+        facts(pod_body("a"), silent={"a": "no metrics within 1 s"}),
+        *("ReplicasReady", "Complete", "MetricsUnreachable", "Degraded"),
+    ),
+    Case(
+        "name conflict",
+        facts(plan=Plan(conflicts=("Service chat",)), child={"metadata": {}}),
+        *("NameConflict", "RollingOut", "NameConflict", "Degraded"),
+    ),
+    Case(
+        "refused by the API",
+        facts(pod_body("a"), apply_failure=("InvalidTemplate", "spec.x: bad")),
+        *("ReplicasReady", "Complete", "InvalidTemplate", "Degraded"),
+    ),
+    Case(
+        "contested",
+        facts(pod_body("a"), contested="Deployment chat was changed back 3 times"),
+        *("ReplicasReady", "Complete", "FieldContested", "Degraded"),
+    ),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_conditions_and_phase(case: Case) -> None:
+    found = holds(case.facts)
+    reasons = tuple(found[kind][1] for kind in ("Available", "Progressing", "Degraded"))
+    assert reasons == (case.available, case.progressing, case.degraded)
+    assert found["Available"][0] is (case.available == "ReplicasReady")
+    assert found["Progressing"][0] is (case.progressing != "Complete")
+    assert found["Degraded"][0] is (case.degraded != "AsExpected")
+    assert render(case.facts, History(), [], NOW)["phase"] == case.phase
+
+
+def scaled(decision: Decision | None, **fields: Any) -> dict[str, tuple[bool, str]]:
+    return holds(facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}}, decision=decision, **fields))
+
+
+def test_scaling_conditions_say_what_limits() -> None:
+    full = decide(autoscaling(maximum=2), fleet(1, sample(used=100, waiting_blocks=900)), History(), NOW)
+    found = scaled(full)
+    assert found["ScalingActive"] == (True, "ValidMetricFound")
+    assert found["ScalingLimited"] == (True, "TooManyReplicas")
+    assert found["AbleToScale"] == (True, "ReadyForNewScale")
+    assert scaled(None)["ScalingActive"] == (False, "NoDecisionYet")
+    assert scaled(replace(full, active=False, reason="FailedGetMetrics"))["ScalingActive"] == (
+        False,
+        "FailedGetMetrics",
+    )
+    assert scaled(full, scale_failure="403")["AbleToScale"] == (False, "FailedUpdateScale")
+    assert scaled(full, overwritten="was 7")["AbleToScale"] == (True, "ReplicasOverwritten")
+    assert scaled(replace(full, limited_by="ScaleDownStabilized"))["AbleToScale"] == (True, "ScaleDownStabilized")
+
+
+def test_without_autoscaling_there_are_no_scaling_conditions() -> None:
+    assert list(holds(facts(pod_body("a")))) == ["Available", "Progressing", "Degraded"]
+
+
+def test_transition_times_change_only_with_the_status() -> None:
+    first = render(facts(pod_body("a", ready=False)), History(), [], NOW)
+    second = render(facts(pod_body("a", ready=False), status=first), History(), [], NOW + 60)
+    assert second == first
+    ready = render(facts(pod_body("a"), status=first), History(), [], NOW + 60)
+    available = {item["type"]: item["lastTransitionTime"] for item in ready["conditions"]}
+    assert available["Available"] == timestamp(NOW + 60)
+    assert available["Degraded"] == timestamp(NOW)
+
+
+def test_numbers_move_in_steps_of_one_percent_and_always_to_and_from_zero() -> None:
+    def blocks(used: int, last: dict[str, Any] | None) -> dict[str, Any]:
+        status = {"kvBlocks": last} if last else None
+        made = facts(pod_body("a"), samples={"a": sample(used=used, total=10_000)}, status=status)
+        found: dict[str, Any] = render(made, History(), [], NOW)["kvBlocks"]
+        return found
+
+    first = blocks(5000, None)
+    assert (first["occupancy"], first["summary"]) == ("50%", "5000/10000")
+    assert blocks(5020, first) is not first
+    assert blocks(5020, first) == first
+    assert blocks(5101, first)["summary"] == "5101/10000"
+    tiny = blocks(3, None)
+    assert blocks(0, tiny)["summary"] == "0/10000"
+
+
+def test_only_what_differs_is_written_and_numbers_can_wait() -> None:
+    last = render(facts(pod_body("a"), samples={"a": sample(used=10)}), History(), [], NOW)
+    more = render(facts(pod_body("a"), samples={"a": sample(used=40)}, status=last), History(), [], NOW)
+    patch = difference(more, last)
+    assert set(patch) == {"kvBlocks", "pods"}
+    assert not is_urgent(patch, last)
+    gone = render(facts(pod_body("a", ready=False), status=last), History(), [], NOW)
+    patch = difference(gone, last)
+    assert patch["kvBlocks"] is None
+    assert is_urgent(patch, last)
+    assert difference(last, last) == {}
+
+
+def test_an_invalid_spec_keeps_the_rest_of_the_status() -> None:
+    body = llmd_body(spec={"replicas": -1}, generation=4, status={"ready": "1/1", "conditions": []})
+    with pytest.raises(SpecError) as error:
+        parse(body)
+    status = render_invalid(body, error.value, NOW)
+    assert (status["phase"], status["reason"], status["ready"]) == ("Invalid", "InvalidSpec", "1/1")
+    assert status["observedGeneration"] == 4
+    assert "spec.replicas: -1 must be between 0 and 1000" in status["conditions"][0]["message"]
+
+
+def test_history_survives_a_restart() -> None:
+    history = History(saturation_running=7.6).recommended(5, now=NOW - 100, window_seconds=300)
+    decision = Decision(3, 2, True, "KVBlocks", "", None, Inputs(), history)
+    change = {"time": timestamp(NOW - 50), "from": 3, "to": 5, "inputs": "", "reason": "KVBlocks"}
+    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 9}}, decision=decision)
+    status = render(made, history, [change], NOW)
+    restored, decisions = restore_history(status, replicas=3, now=NOW)
+    assert restored.max_since(NOW, window_seconds=300, bucket_window_seconds=300) == 5
+    assert restored.saturation_running == 8
+    assert restored.added_since(NOW - 60) == 2
+    assert decisions == [change]
+    assert status["autoscaling"]["lastScaleTime"] == change["time"]
+
+
+def test_a_damaged_history_is_left_out() -> None:
+    status = {"autoscaling": {"history": {"buckets": [{"start": "yesterday", "maxWanted": 9}]}, "decisions": [{}]}}
+    restored, decisions = restore_history(status, replicas=2, now=NOW)
+    assert [bucket.max_wanted for bucket in restored.buckets] == [2]
+    assert decisions == []
+
+
+def test_a_clock_that_went_back_leaves_no_bucket_in_the_future() -> None:
+    status = {"autoscaling": {"history": {"buckets": [{"start": timestamp(NOW + 999), "maxWanted": 9}]}}}
+    restored, _ = restore_history(status, replicas=2, now=NOW)
+    assert [bucket.max_wanted for bucket in restored.buckets] == [2]
+
+
+def test_events_are_said_on_turns_only() -> None:
+    starting = render(facts(pod_body("a", ready=False)), History(), [], NOW)
+    assert list(transitions({}, starting)) == []
+    ready = render(facts(pod_body("a"), status=starting), History(), [], NOW)
+    assert [item.reason for item in transitions(starting, ready)] == ["Available"]
+    crashed_pod = pod_body("a", ready=False, waiting=("CrashLoopBackOff", ""), last_exit=(3, "no model"))
+    crashed = render(facts(crashed_pod, status=ready), History(), [], NOW)
+    said = list(transitions(ready, crashed))
+    assert [(item.reason, item.warning) for item in said] == [("NoReadyReplicas", True), ("CrashLoop", True)]
+    assert said[1].message == "pod a: exit code 3: no model"
+    assert [item.reason for item in transitions(crashed, ready)] == ["Available", "Recovered"]
+    assert list(transitions(ready, ready)) == []
