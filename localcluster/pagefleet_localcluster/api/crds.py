@@ -4,6 +4,7 @@ from typing import Any
 
 from pagefleet_localcluster.api.builtin_types import builtin_types
 from pagefleet_localcluster.api.cluster import Cluster
+from pagefleet_localcluster.api.crd_rules import check_schema
 from pagefleet_localcluster.api.errors import Cause
 from pagefleet_localcluster.api.resources import CRD_VERBS, Resource, ScalePaths
 from pagefleet_localcluster.api.schema import Schema
@@ -54,10 +55,20 @@ def check_crd(obj: Json, old: Json | None) -> list[Cause]:
             path = f"spec.versions[{index}].schema.openAPIV3Schema"
             text = "Required value: schemas are required"
             causes.append(Cause(field=path, message=text, reason="FieldValueRequired"))
+    causes += _check_schemas(spec["versions"])
     if old is not None and old["spec"]["scope"] != spec["scope"]:
         text = f'Invalid value: "{spec["scope"]}": field is immutable'
         causes.append(Cause(field="spec.scope", message=text))
     return causes
+
+
+def _check_schemas(versions: list[Json]) -> list[Cause]:
+    """Faults of the schemas; one that all versions share is named by its old place, as a real server does."""
+    schemas = [(version.get("schema") or {}).get("openAPIV3Schema") or {} for version in versions]
+    if all(schema == schemas[0] for schema in schemas):
+        return check_schema(schemas[0], "spec.validation.openAPIV3Schema")
+    found = [check_schema(s, f"spec.versions[{i}].schema.openAPIV3Schema") for i, s in enumerate(schemas)]
+    return [cause for causes in found for cause in causes]
 
 
 def resources_of(crd: Json) -> list[Resource]:

@@ -19,6 +19,7 @@ from pagefleet_localcluster.api.crds import COLLECTION as CRDS
 from pagefleet_localcluster.api.crds import resources_of
 from pagefleet_localcluster.api.errors import ApiError
 from pagefleet_localcluster.api.handlers import Handlers
+from pagefleet_localcluster.api.journal import Journal
 from pagefleet_localcluster.api.rbac import ADMINISTRATORS, Access, User, verb_of
 from pagefleet_localcluster.api.request_info import MAX_BODY_BYTES, Target, decode_object, parse_target
 from pagefleet_localcluster.api.store import Change, Collection
@@ -49,8 +50,8 @@ class ApiServer:
     ) -> None:
         self._host, self._port, self._token = host, port, token
         self._users = {token: User("admin", (ADMINISTRATORS,)), **(users or {})}
-        self._data_dir = data_dir
         self.cluster = Cluster(clock)
+        self._journal = Journal(data_dir, self.cluster.store) if data_dir is not None else None
         self._runner: web.AppRunner | None = None
         self._tasks: list[asyncio.Task[None]] = []
         self._session: aiohttp.ClientSession | None = None
@@ -67,7 +68,11 @@ class ApiServer:
         return f"{self.url}{_TOKEN_PREFIX}{self._token}"
 
     async def start(self) -> None:
-        """Listens. Raises OSError when the address is taken."""
+        """Listens. Raises OSError when the address is taken, JournalError when the data directory is."""
+        if self._journal is not None:
+            self._journal.open()
+            for stored in self.cluster.store.all(CRDS):
+                self._serve(stored.obj)
         self.cluster.store.listen(self._on_change)
         collector = Collector(self.cluster)
         for name in _FIRST_NAMESPACES:
@@ -101,6 +106,8 @@ class ApiServer:
         if self._session is not None:
             await self._session.close()
             self._session = None
+        if self._journal is not None:
+            self._journal.close()
 
     def _create_namespace(self, name: str) -> None:
         resource = self.cluster.registry.get("", "v1", "namespaces")
@@ -120,7 +127,10 @@ class ApiServer:
         if change.new is None:
             self._remove_objects(change.last.obj)
             return
-        for resource in resources_of(change.new.obj):
+        self._serve(change.new.obj)
+
+    def _serve(self, crd: Json) -> None:
+        for resource in resources_of(crd):
             self.cluster.registry.add(resource)
 
     def _remove_objects(self, crd: Json) -> None:
