@@ -1,6 +1,7 @@
 """Sends a generation to its client: as one body, or as events while it goes on."""
 
 import asyncio
+import socket
 from contextlib import aclosing
 
 import msgspec
@@ -70,6 +71,10 @@ async def send_stream(
     return stream.response
 
 
+STREAM_BUFFER_BYTES = 64 * 1024
+"""Of one stream in the kernel; aiohttp holds as much again."""
+
+
 class EventStream:
     """An SSE response whose reader must keep up: aiohttp's buffer is the only one, and waiting for it has a limit."""
 
@@ -101,5 +106,13 @@ class EventStream:
     async def _write(self, data: bytes) -> None:
         async with asyncio.timeout(self._timeout):
             if not self.response.prepared:
+                self._bound_kernel_buffer()
                 await self.response.prepare(self._request)
             await self.response.write(data)
+
+    def _bound_kernel_buffer(self) -> None:
+        """By itself the kernel holds megabytes for each reader that is slow."""
+        transport = self._request.transport
+        connection = None if transport is None else transport.get_extra_info("socket")
+        if connection is not None:
+            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BUFFER_BYTES)

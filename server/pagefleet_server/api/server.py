@@ -19,11 +19,15 @@ from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.client.errors import EngineDeadError
 from pagefleet_server.log import LOGGER
 from pagefleet_server.model_errors import ModelError
-from pagefleet_server.settings import ServerSettings
+from pagefleet_server.settings import EngineSettings, ServerSettings
 
 TEXT_THREADS = 2
 LAST_WORDS_SECONDS = 2.0
 """Open answers get so long to write their last event before the connections are cut."""
+
+
+STOP_SECONDS = 2.0
+"""For the engine to end by itself; then it is killed."""
 
 
 class ExitCode(IntEnum):
@@ -44,14 +48,21 @@ class ExitCode(IntEnum):
 class Server:
     """One server process. run() must be called in the main thread's event loop."""
 
-    def __init__(self, settings: ServerSettings, *, clock: Callable[[], float] = time.monotonic) -> None:
+    def __init__(
+        self,
+        settings: ServerSettings,
+        *,
+        make_client: Callable[[EngineSettings], EngineClient] = EngineClient,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._settings = settings
+        self._make_client = make_client
         self._clock = clock
 
     async def run(self) -> ExitCode:
         """Serve until a signal or the engine's end; leaves no process behind."""
         model = self._settings.engine.model
-        client = EngineClient(self._settings.engine, clock=self._clock)
+        client = self._make_client(self._settings.engine)
         name = model.served_model_name or name_model(model.model)
         service = Service(self._settings, model_name=name, client=client, clock=self._clock)
         client.observe_steps(service.tracker.on_step)
@@ -66,7 +77,7 @@ class Server:
                 with ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text") as pool:
                     return await self._live(service, pool, interrupted)
             finally:
-                await client.stop()
+                await client.stop(timeout_seconds=STOP_SECONDS if client.ready else 0.0)  # a starting one cannot listen
                 await runner.cleanup()
 
     async def _listen(self, runner: web.AppRunner) -> bool:

@@ -1,0 +1,228 @@
+"""Queue full, clients that leave, engines that die or hang: the server over a real engine process without a model."""
+
+import asyncio
+import signal
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+
+from support.api_server import cut, memory_command, memory_server, raw_completion, running, write_letter_model
+
+LONG: dict[str, Any] = {"prompt": "ab", "max_tokens": 400, "ignore_eos": True}
+
+
+async def test_beyond_the_queue_is_503_with_retry_after_and_the_rest_is_served(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "slow-20", "--max-queue", "2", "--max-num-seqs", "2") as talk:
+        body = {"prompt": "ab", "max_tokens": 40, "ignore_eos": True}
+
+        async def ask() -> tuple[int, dict[str, str], dict[str, object]]:
+            async with talk.session.post("/v1/completions", json=body) as response:
+                return response.status, dict(response.headers), await response.json()
+
+        answers = await asyncio.gather(*(ask() for _ in range(9)))
+        refused = [answer for answer in answers if answer[0] == 503]
+        assert (len(refused), len(answers) - len(refused)) == (5, 4)
+        for _, headers, answer in refused:
+            assert 1 <= int(headers["Retry-After"]) <= 60
+            error = answer["error"]
+            assert isinstance(error, dict) and error["code"] == "queue_full" and "at most 2" in error["message"]
+        metrics = await talk.until_idle()
+        assert metrics['pagefleet_requests_rejected_total{reason="queue_full"}'] == 5
+        assert metrics['vllm:request_success_total{finished_reason="length"}'] == 4
+        assert (await talk.get("/readyz"))[0] == 200
+
+
+async def test_what_waits_is_counted_from_the_moment_it_is_accepted(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "slow-50", "--max-num-seqs", "1") as talk:
+        tasks = [asyncio.create_task(talk.post("/v1/completions", **LONG)) for _ in range(4)]
+
+        async def three_wait() -> dict[str, float] | None:
+            metrics = await talk.metrics()
+            seen = metrics["vllm:num_requests_running"] + metrics["vllm:num_requests_waiting"]
+            return metrics if seen == 4 and metrics["vllm:num_requests_running"] == 1 else None
+
+        metrics = await talk.until(three_wait, "one runs and three wait")
+        assert metrics["pagefleet_kv_blocks_waiting"] >= 1
+        assert metrics["pagefleet_requests_oldest_waiting_seconds"] > 0
+        states = [metrics[f'pagefleet_kv_blocks{{state="{state}"}}'] for state in ("free", "cached", "used")]
+        assert sum(states) == metrics["pagefleet_kv_blocks_total"] == 64
+        assert metrics["vllm:kv_cache_usage_perc"] == states[2] / 64
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        metrics = await talk.until_idle()
+        assert metrics["pagefleet_kv_blocks_waiting"] == 0
+        assert metrics["pagefleet_requests_oldest_waiting_seconds"] == 0
+
+
+async def test_more_outputs_than_can_ever_fit_are_a_fault_of_the_request(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "fine", "--max-queue", "2", "--max-num-seqs", "2") as talk:
+        status, answer = await talk.post("/v1/completions", prompt=["a"] * 5)
+        assert status == 400
+        assert "5 outputs" in answer["error"]["message"] and "at most 4" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_client_that_leaves_ends_its_request(tmp_path: Path, stream: bool) -> None:
+    """Generation once went on after the client had gone, without a stream above all."""
+    async with memory_server(tmp_path, "slow-20") as talk:
+        task = asyncio.create_task(talk.stream(**LONG) if stream else talk.post("/v1/completions", **LONG))
+
+        async def runs() -> bool:
+            return await talk.gauge("vllm:num_requests_running") == 1
+
+        await talk.until(runs, "it runs")
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        metrics = await talk.until_idle()
+        assert metrics['vllm:request_success_total{finished_reason="abort"}'] == 1
+        assert metrics["vllm:generation_tokens_total"] < 400
+        assert '"status": 499' in talk.server.log
+
+
+async def test_connections_are_closed_while_the_queue_is_not_empty(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "slow-50", "--max-num-seqs", "1") as talk:
+        tasks = [asyncio.create_task(talk.post("/v1/completions", **LONG)) for _ in range(3)]
+
+        async def closes() -> bool:
+            async with talk.session.get("/v1/models") as response:
+                return response.headers.get("Connection") == "close"
+
+        await talk.until(closes, "a response closes its connection")
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        await talk.until_idle()
+        async with talk.session.get("/v1/models") as response:
+            assert response.headers.get("Connection") != "close"
+
+
+async def test_a_killed_engine_ends_streams_with_an_error_and_the_process_with_the_reason(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "slow-20") as talk:
+        events = talk.events(**LONG)
+        await anext(events)
+        waiting = asyncio.create_task(talk.post("/v1/completions", **LONG))
+
+        async def both_run() -> bool:
+            return await talk.gauge("vllm:num_requests_running") == 2
+
+        await talk.until(both_run, "both run")
+        psutil.Process(talk.server.engine_pid).send_signal(signal.SIGKILL)
+        rest = [event async for event in events]
+        assert "signal 9" in rest[-1]["error"]["message"]
+        assert rest[-1]["error"]["code"] == "engine_dead"
+        status, answer = await waiting
+        assert (status, answer["error"]["code"]) == (503, "engine_dead")
+        assert await asyncio.to_thread(talk.server.wait_exit) == 1
+        assert "the engine died: the engine ended with signal 9" in talk.server.log
+
+
+async def test_a_failed_step_ends_the_process_with_its_reason(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "fails-at-5") as talk:
+        status, answer = await talk.post("/v1/completions", **LONG)
+        assert (status, answer["error"]["code"]) == (503, "engine_dead")
+        assert await asyncio.to_thread(talk.server.wait_exit) == 1
+        assert "the device is lost" in talk.server.log
+
+
+async def test_a_hanging_engine_fails_liveness_and_nothing_else_hangs(tmp_path: Path) -> None:
+    """A frozen engine once passed every health check."""
+    async with memory_server(tmp_path, "stalls-at-3", "--stall", "0.5") as talk:
+        task = asyncio.create_task(talk.post("/v1/completions", **LONG))
+
+        async def dead() -> bool:
+            return (await talk.get("/livez"))[0] == 503
+
+        await talk.until(dead, "liveness fails")
+        assert (await talk.get("/readyz"))[0] == 503
+        assert (await talk.get("/health"))[0] == 503
+        metrics = await talk.metrics()
+        assert metrics["pagefleet_engine_last_step_age_seconds"] >= 0.5
+        assert metrics["vllm:num_requests_running"] == 1
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def test_while_the_engine_starts_probes_answer_and_requests_are_told_to_wait(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "never-ready") as talk:
+        assert (await talk.get("/livez"))[0] == 200
+        assert [(await talk.get(path))[0] for path in ("/readyz", "/startupz", "/health")] == [503, 503, 503]
+        async with talk.session.post("/v1/completions", json={"prompt": "a"}) as response:
+            assert (response.status, response.headers["Retry-After"]) == (503, "5")
+        assert (await talk.get("/v1/models"))[0] == 503
+        metrics = await talk.metrics()
+        assert metrics["vllm:num_requests_waiting"] == metrics["pagefleet_kv_blocks_total"] == 0
+        assert metrics['pagefleet_requests_rejected_total{reason="starting"}'] == 2
+        talk.server.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(talk.server.wait_exit) == 0
+
+
+async def test_a_reader_that_takes_nothing_is_dropped_and_its_request_ended(tmp_path: Path) -> None:
+    flags = ("--write-timeout", "0.3", "--num-kv-blocks", "512", "--max-num-seqs", "1")
+    async with memory_server(tmp_path, "fine", *flags) as talk:
+        _, writer = await talk.connect()
+        writer.write(raw_completion(prompt="ab", max_tokens=3000, ignore_eos=True, stream=True))
+        await writer.drain()
+
+        async def dropped() -> bool:
+            return "client_too_slow" in talk.server.log
+
+        await talk.until(dropped, "it is dropped")
+        metrics = await talk.until_idle()
+        assert metrics['vllm:request_success_total{finished_reason="abort"}'] == 1
+        await cut(writer)
+
+
+def test_a_missing_model_ends_the_server_at_once_with_the_reason(tmp_path: Path) -> None:
+    command = memory_command("fine", tmp_path / "nothing")
+    with running(command, tmp_path / "log") as server:
+        assert server.wait_exit() == 3
+        assert "no such file or directory" in server.log
+
+
+@pytest.mark.parametrize(
+    ("fault", "want_code", "want_reason"),
+    [("missing", 3, "is not there"), ("no-memory", 1, "no room for the KV cache")],
+)
+def test_an_engine_that_cannot_start_ends_the_server_with_its_reason(
+    tmp_path: Path, fault: str, want_code: int, want_reason: str
+) -> None:
+    command = memory_command(fault, write_letter_model(tmp_path / "model"))
+    with running(command, tmp_path / "log") as server:
+        assert server.wait_exit() == want_code
+        assert want_reason in server.log
+
+
+async def test_a_taken_port_ends_the_server_with_the_reason(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "never-ready") as talk:
+        port = talk.server.base_url.rpartition(":")[2]
+        command = memory_command("fine", tmp_path / "model", "--port", port)
+        with running(command, tmp_path / "second.log") as second:
+            assert await asyncio.to_thread(second.wait_exit) == 1
+            assert f"cannot listen on 127.0.0.1 port {port}" in second.log
+
+
+async def test_nothing_is_left_behind_by_disconnects_at_any_byte(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "slow-5") as talk:
+        data = raw_completion(prompt="ab", max_tokens=50, ignore_eos=True, stream=True)
+        for length in range(0, len(data) + 1, 7):
+            _, writer = await talk.connect()
+            writer.write(data[:length])
+            await writer.drain()
+            await cut(writer)
+        assert (await talk.complete("ab", max_tokens=2, ignore_eos=True))["usage"]["completion_tokens"] == 2
+        await talk.until_idle()
+
+
+async def test_a_request_body_beyond_the_limit_is_413(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "fine", "--max-body", "2KiB") as talk:
+        status, answer = await talk.post("/v1/completions", prompt="a" * 4096)
+        assert status == 413 and "2048 bytes" in answer["error"]["message"]
+        async with talk.session.post("/v1/completions", data=b"{}", headers={"Content-Type": "text/plain"}) as response:
+            assert response.status == 415
+        with pytest.raises(aiohttp.ClientResponseError):
+            async with talk.session.get("/nothing", raise_for_status=True):
+                pass
