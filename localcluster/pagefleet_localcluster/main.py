@@ -17,7 +17,7 @@ from pagefleet_localcluster.client import Client
 from pagefleet_localcluster.kubeconfig import Kubeconfig, KubeconfigError
 from pagefleet_localcluster.launcher import ClusterSettings, LocalCluster
 from pagefleet_localcluster.node.node import Node
-from pagefleet_localcluster.node.process import start_time
+from pagefleet_localcluster.node.process import end_stale, start_time
 from pagefleet_localcluster.node.settings import NodeSettings
 
 DEFAULT_FOLDER = Path(".pagefleet-local")
@@ -132,7 +132,8 @@ def _detach(options: argparse.Namespace) -> int:
 def _down(options: argparse.Namespace) -> int:
     pid = _running(options.dir)
     if pid is None:
-        print(f"no cluster runs in {options.dir}")
+        left = end_stale(options.dir / "nodes")
+        print(f"no cluster runs in {options.dir}" + (f"; ended {len(left)} processes of a killed one" if left else ""))
         return 0
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS

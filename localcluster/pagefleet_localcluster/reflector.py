@@ -55,7 +55,7 @@ class Reflector:
                 backoff = MIN_BACKOFF_SECONDS
                 continue
             except ApiError as error:
-                listed = listed and error.code not in (404, 410)
+                listed = listed and error.code not in (404, 410, 504)
                 log = logger.debug if error.code == 410 else logger.warning
                 log("%s: %s", self.resource.plural, error)
             except (*UNREACHABLE, json.JSONDecodeError) as error:

@@ -38,7 +38,7 @@ class ServiceProxy:
     """Keeps one listener for each TCP port of each Service with an address in SERVICE_RANGE."""
 
     def __init__(self, client: Client, services: Reflector, pods: Reflector, *, rng: random.Random) -> None:
-        self._services = services
+        self.services = services
         self._pods = pods
         self._rng = rng
         self._listeners: dict[tuple[str, str], _Listener] = {}
@@ -47,7 +47,7 @@ class ServiceProxy:
 
     async def reconcile(self, key: str) -> float | None:
         """Bring the listeners of the Service `key` in line with it and its ready pods."""
-        service = self._services.objects.get(key)
+        service = self.services.objects.get(key)
         wanted = _addresses(service) if service is not None and not is_deleted(service) else {}
         backends = backends_of(service, self._pods.objects.values()) if service is not None else []
         for owner, port_name in list(self._listeners):

@@ -64,7 +64,7 @@ class Process:
         self._ended = asyncio.Event()
         self._pid_file = pid_file
         if pid_file is not None:
-            pid_file.write_text(f"{self.pid} {start_time(self.pid)}\n")
+            pid_file.write_text(f"{self.pid}\n")
         self._watch()
 
     async def wait(self) -> int:
@@ -117,16 +117,20 @@ def start_time(pid: int) -> str:
 
 
 def end_stale(directory: Path) -> list[int]:
-    """Kill the process groups that pid files below `directory` name and that are still the same processes.
+    """Kill what is left of the sessions that pid files below `directory` name; returns the pids.
 
-    Returns their pids. For a node that starts again after it was killed."""
+    For a node that starts again after it was killed. A process counts as ours when it is in such a session and its
+    environment mentions `directory`, so that a number that was used again harms nobody."""
+    sessions = {pid_file.read_text().strip() for pid_file in directory.rglob("*.pid")}
+    marker = str(directory).encode()
     ended = []
+    for entry in Path("/proc").glob("[0-9]*") if sessions else ():
+        with contextlib.suppress(OSError):
+            session = (entry / "stat").read_text().rpartition(")")[2].split()[3]
+            if session in sessions and marker in (entry / "environ").read_bytes():
+                os.kill(int(entry.name), signal.SIGKILL)
+                ended.append(int(entry.name))
     for pid_file in directory.rglob("*.pid"):
-        with contextlib.suppress(OSError, ValueError):
-            pid_text, _, started = pid_file.read_text().strip().partition(" ")
-            if started and start_time(int(pid_text)) == started:
-                _kill_group(int(pid_text), signal.SIGKILL)
-                ended.append(int(pid_text))
         pid_file.unlink(missing_ok=True)
     return ended
 
