@@ -4,6 +4,7 @@ from enum import Enum
 
 from pagefleet_server.core.prefix_hash import BlockHash
 from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.step import TokenHistory
 
 PLACEHOLDER_TOKEN_ID = -1
 """Stands for a token that a step in flight is drawing: the next step's input on the device only."""
@@ -116,6 +117,10 @@ class Request:
         if len(known) < count:
             known.extend([PLACEHOLDER_TOKEN_ID] * (count - len(known)))
         return tuple(known)
+
+    def history(self) -> TokenHistory:
+        """A view of the known tokens, right until the next one is received."""
+        return TokenHistory(self.token_ids, self.num_prompt)
 
     def start(self, now: float, *, num_cached: int) -> None:
         """Waiting or preempted -> running, with the first num_cached tokens already in the cache."""

@@ -283,6 +283,7 @@ class Scheduler:
             block_ids=tuple(request.block_ids),
             sample=draws,
             sampling=request.sampling,
+            history=request.history() if draws and request.sampling.needs_history else None,
         )
 
     def _end(self, request: Request, reason: FinishReason) -> None:

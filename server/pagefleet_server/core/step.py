@@ -1,8 +1,20 @@
 """What one engine step computes: the value objects between scheduler and runner."""
 
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from pagefleet_server.core.sampling_params import SamplingParams
+
+
+@dataclass(frozen=True, slots=True)
+class TokenHistory:
+    """What a request has seen, for rules that look back (SamplingParams.needs_history)."""
+
+    token_ids: Sequence[int]
+    """Prompt, then what was generated; read-only, and right until the step is over."""
+    num_prompt: int
+    """token_ids[num_prompt:] were generated."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,6 +36,8 @@ class ScheduledRequest:
     sample: bool
     """False for a prompt chunk that does not reach the prompt's end."""
     sampling: SamplingParams
+    history: TokenHistory | None = None
+    """Given when `sample` is set and sampling.needs_history."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,8 +54,22 @@ class SchedulerOutput:
 
 
 @dataclass(frozen=True, slots=True)
+class TokenLogprobs:
+    """How likely the model found a drawn token, before temperature and every other rule."""
+
+    logprob: float
+    """Natural logarithm of the drawn token's probability."""
+    rank: int
+    """1 for the likeliest; equal tokens share the better rank."""
+    top: tuple[tuple[int, float], ...]
+    """(token id, logprob) of the likeliest, falling, lower ids first among equals; as many as were asked for."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What the runner gives back: one token for each request with `sample` set."""
 
     sampled: dict[str, int]
     """request_id -> token id."""
+    logprobs: Mapping[str, TokenLogprobs] = field(default_factory=lambda: MappingProxyType({}))
+    """request_id -> of its token, for requests that asked (SamplingParams.logprobs)."""

@@ -23,7 +23,7 @@ from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.flat_batch import flatten
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, kv_shape, plan_kv
 from pagefleet_server.runner.paged_context import PagedContext
-from pagefleet_server.runner.sampler import sample
+from pagefleet_server.runner.sampler import SamplingError, sample
 from pagefleet_server.settings import EngineSettings
 
 _logger = logging.getLogger(__name__)
@@ -76,17 +76,15 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> StepResult:
-        """Compute a step. Raises StepError when the model gives NaN, KernelArgumentError for a broken batch."""
+        """Compute a step. Raises StepError for NaN or infinite logits, KernelArgumentError for a broken batch."""
         batch = flatten(step, block_size=self.block_size, device=self.model.device)
         ops.check_batch(batch.attention, num_blocks=self.num_blocks + 1, block_size=self.block_size)
         context = PagedContext(self.backend, self.caches, batch.attention)
         logits = self.model.forward(batch.token_ids, batch.positions, context, batch.logit_rows)
-        if bool(logits.isnan().any()):
-            raise StepError(f"the model gave NaN in a step of {step.num_tokens} tokens in {self.model.dtype}")
-        tokens = sample(logits, batch.sampled)
-        return StepResult(
-            sampled={request.request_id: token for request, token in zip(batch.sampled, tokens, strict=True)}
-        )
+        try:
+            return sample(logits, batch.sampled)
+        except SamplingError as error:
+            raise StepError(f"{error} in a step of {step.num_tokens} tokens in {self.model.dtype}") from error
 
 
 def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
