@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagefleet_operator import names
-from pagefleet_operator.client import LLMDEPLOYMENTS, PODS, Api
+from pagefleet_operator.client import Api
 from pagefleet_operator.errors import ApiError
 from pagefleet_operator.model import LLMDeployment
-from pagefleet_operator.observe import RESOURCE_OF
 from pagefleet_operator.plan import Applied, Observed, Plan, digest, managers_of, needs_apply, version_of
+from pagefleet_operator.resources import CHILDREN, LLMDEPLOYMENTS, PODS
 from pagefleet_operator.settings import ReconcileSettings
 
 logger = logging.getLogger(__name__)
@@ -24,6 +24,21 @@ class Ledger:
     applied: dict[str, Applied] = field(default_factory=dict)
     repairs: dict[str, deque[float]] = field(default_factory=dict)
     """Times of repairs by kind, the newest last."""
+    rivals: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    """Who had changed the child before its last repair, by kind."""
+
+    def is_contested(self, kind: str, settings: ReconcileSettings, now: float) -> bool:
+        """Whether someone keeps changing the child back."""
+        times = self.repairs.get(kind)
+        if times is None or len(times) < settings.contested_repairs:
+            return False
+        return now - times[0] <= settings.contested_window_seconds
+
+    def pauses(self, kind: str, settings: ReconcileSettings, now: float) -> bool:
+        """Whether a contested child must wait for its next repair."""
+        return self.is_contested(kind, settings, now) and (
+            now - self.repairs[kind][-1] < settings.contested_pause_seconds
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,8 +47,7 @@ class Repair:
 
     kind: str
     managers: tuple[str, ...]
-    contested: bool
-    """Repaired as often as settings.contested_repairs allows within the window."""
+    """Who else holds fields of its spec, the latest writer first."""
 
 
 @dataclass(slots=True)
@@ -56,7 +70,9 @@ async def apply_children(
         before = ledger.applied.get(kind)
         if not needs_apply(manifest, live, before):
             continue
-        answer = await api.apply(RESOURCE_OF[kind], manifest)
+        if live is not None and before is not None and ledger.pauses(kind, settings, now):
+            continue
+        answer = await api.apply(CHILDREN[kind], manifest)
         after = Applied(digest(manifest), answer["metadata"]["uid"], version_of(answer))
         ledger.applied[kind] = after
         outcome.bodies.append(answer)
@@ -70,17 +86,9 @@ async def apply_children(
         if was_edited and live is not None:
             times = ledger.repairs.setdefault(kind, deque(maxlen=settings.contested_repairs))
             times.append(now)
-            contested = is_contested(ledger, kind, settings, now)
-            outcome.repairs.append(Repair(kind, tuple(managers_of(live)), contested))
+            ledger.rivals[kind] = tuple(managers_of(live))
+            outcome.repairs.append(Repair(kind, ledger.rivals[kind]))
     return outcome
-
-
-def is_contested(ledger: Ledger, kind: str, settings: ReconcileSettings, now: float) -> bool:
-    """Whether someone keeps changing the child back."""
-    times = ledger.repairs.get(kind)
-    if times is None or len(times) < settings.contested_repairs:
-        return False
-    return now - times[0] <= settings.contested_window_seconds
 
 
 async def write_costs(api: Api, llmd: LLMDeployment, costs: Mapping[str, int | None]) -> None:

@@ -10,6 +10,10 @@ from pagefleet_operator.settings import ChildSettings
 Manifest = dict[str, Any]
 """A Kubernetes object as JSON."""
 
+SCRATCH_VOLUME = "scratch"
+SCRATCH_PATH = "/var/cache/pagefleet"
+"""The one place where the server may write: its root file system is read-only."""
+
 PROGRESS_MARGIN_SECONDS = 60
 """Beyond the startup budget: scheduling and the pull of the image."""
 
@@ -36,22 +40,46 @@ def _metadata(llmd: LLMDeployment) -> Manifest:
 
 
 def service(llmd: LLMDeployment) -> Manifest:
-    """The Service: port 80 to the named port of every ready replica."""
+    """The Service: its port to the named port of every ready replica."""
     return {
         "apiVersion": "v1",
         "kind": "Service",
         "metadata": _metadata(llmd),
         "spec": {
-            "type": "ClusterIP",
+            "type": llmd.spec.service_type,
             "selector": names.selector(llmd.key.name),
             "ports": [
                 {
                     "name": names.PORT_NAME,
-                    "port": names.SERVICE_PORT,
+                    "port": llmd.spec.service_port,
                     "targetPort": names.PORT_NAME,
                     "protocol": "TCP",
                 }
             ],
+        },
+    }
+
+
+def service_account(llmd: LLMDeployment) -> Manifest:
+    """The pods' own identity, without any right and without a token."""
+    return {
+        "apiVersion": "v1",
+        "kind": "ServiceAccount",
+        "metadata": _metadata(llmd),
+        "automountServiceAccountToken": False,
+    }
+
+
+def disruption_budget(llmd: LLMDeployment) -> Manifest:
+    """Bounds how many replicas a drain of nodes takes at once; broken ones never hold it up."""
+    return {
+        "apiVersion": "policy/v1",
+        "kind": "PodDisruptionBudget",
+        "metadata": _metadata(llmd),
+        "spec": {
+            "maxUnavailable": llmd.spec.budget_max_unavailable,
+            "selector": {"matchLabels": names.selector(llmd.key.name)},
+            "unhealthyPodEvictionPolicy": "AlwaysAllow",
         },
     }
 
@@ -67,14 +95,21 @@ def deployment(llmd: LLMDeployment, settings: ChildSettings, *, replicas: int) -
         "spec": {
             "replicas": replicas,
             "selector": {"matchLabels": names.selector(llmd.key.name)},
-            "strategy": {"type": "RollingUpdate", "rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}},
+            "strategy": {
+                "type": "RollingUpdate",
+                "rollingUpdate": {"maxSurge": spec.max_surge, "maxUnavailable": spec.max_unavailable},
+            },
             "progressDeadlineSeconds": spec.startup_timeout_seconds + PROGRESS_MARGIN_SECONDS,
             "template": {
                 "metadata": {"labels": names.labels(llmd.key.name)},
                 "spec": {
+                    "serviceAccountName": llmd.key.name,
                     "terminationGracePeriodSeconds": grace,
                     "automountServiceAccountToken": False,
                     "enableServiceLinks": False,
+                    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+                    "topologySpreadConstraints": [_spread(llmd)],
+                    "volumes": [{"name": SCRATCH_VOLUME, "emptyDir": {}}],
                     "containers": [_server(llmd, settings)],
                 },
             },
@@ -91,8 +126,15 @@ def _server(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
         "args": _args(llmd),
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "TMPDIR", "value": SCRATCH_PATH},
             *(dict(entry) for entry in spec.engine.env),
         ],
+        "volumeMounts": [{"name": SCRATCH_VOLUME, "mountPath": SCRATCH_PATH}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "ports": [{"name": names.PORT_NAME, "containerPort": names.SERVER_PORT, "protocol": "TCP"}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **_probes(spec.startup_timeout_seconds, settings.probe_period_seconds),
@@ -100,6 +142,16 @@ def _server(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
     if spec.resources:
         container["resources"] = {part: dict(amounts) for part, amounts in spec.resources.items()}
     return container
+
+
+def _spread(llmd: LLMDeployment) -> Manifest:
+    """Replicas on different nodes where there is a choice."""
+    return {
+        "maxSkew": 1,
+        "topologyKey": "kubernetes.io/hostname",
+        "whenUnsatisfiable": "ScheduleAnyway",
+        "labelSelector": {"matchLabels": names.selector(llmd.key.name)},
+    }
 
 
 def _args(llmd: LLMDeployment) -> list[str]:

@@ -21,6 +21,7 @@ from kubernetes.aio.config.kube_config import KUBE_CONFIG_DEFAULT_LOCATION, load
 
 from pagefleet_operator import names
 from pagefleet_operator.errors import ApiError, OperatorError
+from pagefleet_operator.resources import Resource
 from pagefleet_operator.settings import ApiSettings
 
 Json = dict[str, Any]
@@ -29,28 +30,6 @@ APPLY_PATCH = "application/apply-patch+yaml"
 MERGE_PATCH = "application/merge-patch+json"
 
 IN_CLUSTER_NAMESPACE = Path("/var/run/secrets/kubernetes.io/serviceaccount/namespace")
-
-
-@dataclass(frozen=True, slots=True)
-class Resource:
-    """A kind of object as its URL names it."""
-
-    group: str
-    version: str
-    plural: str
-
-    def path(self, namespace: str | None, name: str | None = None, subresource: str | None = None) -> str:
-        """URL path of a collection, an object or a subresource; namespace None: over all namespaces."""
-        root = f"/apis/{self.group}/{self.version}" if self.group else f"/api/{self.version}"
-        place = f"/namespaces/{namespace}" if namespace is not None else ""
-        return "".join([root, place, f"/{self.plural}", *(f"/{part}" for part in (name, subresource) if part)])
-
-
-LLMDEPLOYMENTS = Resource(names.GROUP, names.VERSION, names.PLURAL)
-DEPLOYMENTS = Resource("apps", "v1", "deployments")
-SERVICES = Resource("", "v1", "services")
-PODS = Resource("", "v1", "pods")
-EVENTS = Resource("", "v1", "events")
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,9 +139,8 @@ class Api:
 
     async def is_served(self, resource: Resource) -> bool:
         """Whether the API server knows the kind: False until its CRD is installed."""
-        root = f"/apis/{resource.group}/{resource.version}" if resource.group else f"/api/{resource.version}"
         try:
-            found = await self._request("GET", root)
+            found = await self._request("GET", resource.root)
         except ApiError as error:
             if error.status == HTTPStatus.NOT_FOUND:
                 return False

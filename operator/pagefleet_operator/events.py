@@ -5,10 +5,11 @@ import logging
 from collections import OrderedDict
 
 from pagefleet_operator import names
-from pagefleet_operator.client import EVENTS, Api
+from pagefleet_operator.client import Api
 from pagefleet_operator.clock import Clock
 from pagefleet_operator.errors import ApiError, shorten
 from pagefleet_operator.model import LLMDeployment
+from pagefleet_operator.resources import EVENTS
 from pagefleet_operator.status import timestamp
 
 logger = logging.getLogger(__name__)

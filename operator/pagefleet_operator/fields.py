@@ -46,6 +46,7 @@ ENV_NAME = Text(128, 0, r"^[A-Za-z_][A-Za-z0-9_]*$")
 ENV_VALUE = Text(4096)
 REFERENCE = Text(253, 1)
 SELECT_POLICY = Text(16, choices=("Max", "Min", "Disabled"))
+SERVICE_TYPE = Text(16, choices=("ClusterIP", "NodePort", "LoadBalancer"))
 POLICY_TYPE = Text(16, choices=("Pods", "Percent"))
 
 MAX_NUM_SEQS = Number(1, 4096)
@@ -62,6 +63,10 @@ POLICY_PERIOD_SECONDS = Number(1, 1800)
 STARTUP_TIMEOUT_SECONDS = Number(10, 86_400, 1800)
 DRAIN_DELAY_SECONDS = Number(0, 300, 10)
 DRAIN_TIMEOUT_SECONDS = Number(0, 7200, 300)
+SERVICE_PORT = Number(1, 65_535, 80)
+MAX_SURGE = Number(0, 1000, 1)
+MAX_UNAVAILABLE = Number(0, 1000, 0)
+BUDGET_MAX_UNAVAILABLE = Number(0, 1000, 1)
 
 MAX_ENGINE_ITEMS = 64
 MAX_POLICIES = 8

@@ -16,12 +16,13 @@ from typing import Any
 import kopf
 
 from pagefleet_operator import names
-from pagefleet_operator.client import LLMDEPLOYMENTS, Access, Api, load_access
+from pagefleet_operator.client import Access, Api, load_access
 from pagefleet_operator.clock import steady_clock
 from pagefleet_operator.errors import ApiError, OperatorError
 from pagefleet_operator.events import EventRecorder
 from pagefleet_operator.manager import MANAGED_BY_SELECTOR, Manager
 from pagefleet_operator.reconcile import Context
+from pagefleet_operator.resources import CHILDREN, LLMDEPLOYMENTS, PODS
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import ChildSettings, OperatorSettings
 from pagefleet_operator.store import LLMDEPLOYMENT, POD, Store
@@ -32,11 +33,8 @@ OLDEST_KUBERNETES = (1, 30)
 CRD_POLL_SECONDS = 2.0
 EXIT_FAILED = 1
 
-WATCHED_CHILDREN = (
-    ("", "v1", "pods", POD),
-    ("apps", "v1", "deployments", "Deployment"),
-    ("", "v1", "services", "Service"),
-)
+WATCHED_CHILDREN = {POD: PODS, **CHILDREN}
+"""What is watched beside LLMDeployments, filtered by our label."""
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -91,8 +89,8 @@ def configure_kopf(settings: kopf.OperatorSettings) -> None:
     settings.persistence.finalizer = f"{names.GROUP}/kopf-finalizer"
     settings.persistence.progress_storage = kopf.AnnotationsProgressStorage(prefix=names.GROUP)
     settings.persistence.diffbase_storage = kopf.AnnotationsDiffBaseStorage(prefix=names.GROUP)
-    for group, _version, plural, _kind in WATCHED_CHILDREN:
-        settings.watching.label_selectors[group, plural] = MANAGED_BY_SELECTOR
+    for resource in WATCHED_CHILDREN.values():
+        settings.watching.label_selectors[resource.group, resource.plural] = MANAGED_BY_SELECTOR
 
 
 async def connection_info(access: Access) -> kopf.ConnectionInfo:
@@ -138,8 +136,10 @@ def build_registry(manager: Manager) -> kopf.OperatorRegistry:
     kopf.on.event(names.GROUP, names.VERSION, names.PLURAL, registry=registry, id="llmdeployment")(
         handler(LLMDEPLOYMENT)
     )
-    for group, version, plural, kind in WATCHED_CHILDREN:
-        kopf.on.event(group, version, plural, registry=registry, id=plural)(handler(kind))
+    for kind, resource in WATCHED_CHILDREN.items():
+        kopf.on.event(resource.group, resource.version, resource.plural, registry=registry, id=resource.plural)(
+            handler(kind)
+        )
     return registry
 
 

@@ -17,6 +17,7 @@ RESERVED_ARGS = ("--host", "--port", "--model", "--served-model-name", "--drain-
 
 RESERVED_ENV = (
     "POD_IP",
+    "TMPDIR",
     "PAGEFLEET_HOST",
     "PAGEFLEET_PORT",
     "PAGEFLEET_MODEL",
@@ -98,6 +99,14 @@ class LLMDeploymentSpec:
     drain_delay_seconds: int = fields.DRAIN_DELAY_SECONDS.default_value
     drain_timeout_seconds: int = fields.DRAIN_TIMEOUT_SECONDS.default_value
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    service_type: str = "ClusterIP"
+    service_port: int = fields.SERVICE_PORT.default_value
+    max_surge: int = fields.MAX_SURGE.default_value
+    """Replicas that a rollout may add."""
+    max_unavailable: int = fields.MAX_UNAVAILABLE.default_value
+    """Replicas that a rollout may take away before new ones are ready."""
+    budget_max_unavailable: int = fields.BUDGET_MAX_UNAVAILABLE.default_value
+    """Replicas that may leave at once when nodes are drained."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +151,11 @@ def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:
             model.problem("source", "is required, as file:///path")
         return None
     startup, drain = spec.object("startup"), spec.object("drain")
+    service, rollout = spec.object("service"), spec.object("rollout")
+    max_surge = rollout.number("maxSurge", fields.MAX_SURGE)
+    max_unavailable = rollout.number("maxUnavailable", fields.MAX_UNAVAILABLE)
+    if max_surge == 0 and max_unavailable == 0:
+        rollout.problem("maxSurge", "and maxUnavailable must not both be 0: a rollout could not begin")
     return LLMDeploymentSpec(
         model_path=source.removeprefix("file://"),
         served_name=model.text("servedName", fields.SERVED_NAME) or name,
@@ -152,6 +166,11 @@ def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:
         drain_delay_seconds=drain.number("delaySeconds", fields.DRAIN_DELAY_SECONDS),
         drain_timeout_seconds=drain.number("timeoutSeconds", fields.DRAIN_TIMEOUT_SECONDS),
         resources=_parse_resources(spec.object("resources")),
+        service_type=service.text("type", fields.SERVICE_TYPE) or "ClusterIP",
+        service_port=service.number("port", fields.SERVICE_PORT),
+        max_surge=max_surge,
+        max_unavailable=max_unavailable,
+        budget_max_unavailable=spec.object("disruptionBudget").number("maxUnavailable", fields.BUDGET_MAX_UNAVAILABLE),
     )
 
 

@@ -24,7 +24,6 @@ POD_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 CONTAINER = "server"
 PORT_NAME = "http"
 SERVER_PORT = 8000
-SERVICE_PORT = 80
 
 MAX_NAME_LENGTH = 45
 NAME_PATTERN = r"^[a-z]([-a-z0-9]*[a-z0-9])?$"

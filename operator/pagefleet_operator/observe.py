@@ -3,15 +3,14 @@
 from collections.abc import Mapping
 from typing import Any
 
-from pagefleet_operator.client import DEPLOYMENTS, LLMDEPLOYMENTS, PODS, SERVICES, Api, Resource
+from pagefleet_operator.client import Api
 from pagefleet_operator.fleet import PodState
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.plan import Observed
 from pagefleet_operator.pods import parse_pod
+from pagefleet_operator.resources import CHILDREN, LLMDEPLOYMENTS, PODS
 from pagefleet_operator.scrape import Scraper, Target
 from pagefleet_operator.store import CHILD_KINDS, LLMDEPLOYMENT, POD, Store
-
-RESOURCE_OF: Mapping[str, Resource] = {"Deployment": DEPLOYMENTS, "Service": SERVICES}
 
 
 def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: Mapping[str, Any]) -> Observed:
@@ -37,7 +36,7 @@ async def find_children(api: Api, store: Store, key: ObjectKey) -> dict[str, Any
     found: dict[str, Any] = {}
     for kind in CHILD_KINDS:
         if store.get(kind, key) is None:
-            body = await api.get(RESOURCE_OF[kind], key.namespace, key.name)
+            body = await api.get(CHILDREN[kind], key.namespace, key.name)
             if body is not None:
                 found[kind] = body
     return found
@@ -53,5 +52,5 @@ async def resync(api: Api, store: Store, namespace: str | None, selector: str) -
     """List everything afresh into the store: heals events that a watch lost. Raises ApiError."""
     store.replace(LLMDEPLOYMENT, await api.list(LLMDEPLOYMENTS, namespace), namespace)
     store.replace(POD, await api.list(PODS, namespace, labels=selector), namespace)
-    for kind, resource in RESOURCE_OF.items():
+    for kind, resource in CHILDREN.items():
         store.replace(kind, await api.list(resource, namespace, labels=selector), namespace)

@@ -72,7 +72,12 @@ def plan(llmd: LLMDeployment, observed: Observed, settings: ChildSettings, *, vi
     elif not shrink.victims:
         costs = dict(shrink.costs)  # a shrink that was taken back
     return Plan(
-        manifests=(builders.service(llmd), builders.deployment(llmd, settings, replicas=replicas)),
+        manifests=(
+            builders.service_account(llmd),
+            builders.service(llmd),
+            builders.disruption_budget(llmd),
+            builders.deployment(llmd, settings, replicas=replicas),
+        ),
         costs=costs,
         waits_for_victims=waits,
     )
@@ -126,11 +131,14 @@ def _is_older(live: Child, applied: Applied) -> bool:
 
 
 def managers_of(child: Child) -> list[str]:
-    """Names of others who last wrote fields of the child, for messages."""
-    fields = child.get("metadata", {}).get("managedFields") or []
+    """Names of others who hold fields of the child's spec, the latest writer first: for messages."""
+    entries = child.get("metadata", {}).get("managedFields") or []
     others = [
-        str(entry.get("manager"))
-        for entry in fields
-        if entry.get("manager") != names.FIELD_MANAGER and entry.get("subresource") != "status"
+        entry
+        for entry in entries
+        if entry.get("manager") != names.FIELD_MANAGER
+        and entry.get("subresource") != "status"
+        and "f:spec" in (entry.get("fieldsV1") or {})
     ]
-    return sorted(set(others))
+    latest_first = sorted(others, key=lambda entry: str(entry.get("time", "")), reverse=True)
+    return list(dict.fromkeys(str(entry.get("manager")) for entry in latest_first))

@@ -217,10 +217,12 @@ class ObjectLoop:
     def _contested(self, memory: Memory, now: float) -> str | None:
         settings = self._context.settings.reconcile
         for kind in CHILD_KINDS:
-            if apply.is_contested(memory.ledger, kind, settings, now):
+            if memory.ledger.is_contested(kind, settings, now):
+                who = ", ".join(memory.ledger.rivals[kind]) or "someone"
                 return (
-                    f"{kind} {self.key.name} was changed back {settings.contested_repairs} times within "
-                    f"{settings.contested_window_seconds:g} s: stop whoever else writes it, see its managedFields"
+                    f"{kind} {self.key.name} was changed by {who} and changed back {settings.contested_repairs} times "
+                    f"within {settings.contested_window_seconds:g} s: stop the other writer, and edit the "
+                    "LLMDeployment instead"
                 )
         return None
 

@@ -61,6 +61,9 @@ class ReconcileSettings:
     contested_repairs: int = 3
     """Repairs of the same child within contested_window_seconds after which it is reported as contested."""
     contested_window_seconds: float = 300.0
+    """Within which those repairs count, and how long the report stays after the last one."""
+    contested_pause_seconds: float = 30.0
+    """Pause between two repairs of a contested child: a fight is never hot."""
 
 
 @dataclass(frozen=True, slots=True)

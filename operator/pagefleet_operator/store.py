@@ -6,12 +6,13 @@ from typing import Any
 
 from pagefleet_operator import names
 from pagefleet_operator.names import ObjectKey
+from pagefleet_operator.resources import CHILDREN
 
 Body = Mapping[str, Any]
 
 LLMDEPLOYMENT = names.KIND
 POD = "Pod"
-CHILD_KINDS = ("Deployment", "Service")
+CHILD_KINDS = tuple(CHILDREN)
 
 
 def key_of(body: Body) -> ObjectKey:

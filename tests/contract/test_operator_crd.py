@@ -133,6 +133,10 @@ NUMBERS = {
     "spec.startup.timeoutSeconds": fields.STARTUP_TIMEOUT_SECONDS,
     "spec.drain.delaySeconds": fields.DRAIN_DELAY_SECONDS,
     "spec.drain.timeoutSeconds": fields.DRAIN_TIMEOUT_SECONDS,
+    "spec.service.port": fields.SERVICE_PORT,
+    "spec.rollout.maxSurge": fields.MAX_SURGE,
+    "spec.rollout.maxUnavailable": fields.MAX_UNAVAILABLE,
+    "spec.disruptionBudget.maxUnavailable": fields.BUDGET_MAX_UNAVAILABLE,
 }
 TEXTS = {
     "spec.model.source": fields.MODEL_SOURCE,
@@ -146,6 +150,7 @@ TEXTS = {
     "spec.engine.env[].valueFrom.secretKeyRef.key": fields.REFERENCE,
     "spec.engine.env[].valueFrom.configMapKeyRef.name": fields.REFERENCE,
     "spec.engine.env[].valueFrom.configMapKeyRef.key": fields.REFERENCE,
+    "spec.service.type": fields.SERVICE_TYPE,
     "spec.autoscaling.behavior.scaleUp.selectPolicy": fields.SELECT_POLICY,
     "spec.autoscaling.behavior.scaleDown.selectPolicy": fields.SELECT_POLICY,
     "spec.autoscaling.behavior.scaleUp.policies[].type": fields.POLICY_TYPE,
@@ -228,6 +233,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "periodSeconds",
     ),
     "a bad quantity": ({"model": MODEL, "resources": {"limits": {"memory": "much"}}}, "spec.resources.limits.memory"),
+    "a rollout that cannot begin": ({"model": MODEL, "rollout": {"maxSurge": 0, "maxUnavailable": 0}}, "rollout"),
     "a list for an object": ({"model": MODEL, "drain": []}, "spec.drain"),
 }
 

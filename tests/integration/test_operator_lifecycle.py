@@ -145,3 +145,25 @@ async def test_deletion_needs_no_operator_and_a_signal_ends_it(cluster: Operator
 
     await cluster.until(gone, "children collected")
     await cluster.operator.start()
+
+
+async def test_a_fight_over_a_child_is_reported_with_the_rival_and_stays_slow(cluster: OperatorCluster) -> None:
+    await cluster.create({}, name="fought")
+    await cluster.condition("Available", "True", name="fought")
+    changes = 0
+
+    async def contested() -> bool:
+        nonlocal changes
+        deployment = await cluster.get(DEPLOYMENTS, "fought")
+        assert deployment is not None
+        if deployment["spec"]["replicas"] == 1:
+            await cluster.client.patch(DEPLOYMENTS, "fought", {"spec": {"replicas": 2}}, "default")
+            changes += 1
+        conditions = (await cluster.llmd("fought"))["status"]["conditions"]
+        return any(item["reason"] == "FieldContested" for item in conditions)
+
+    await cluster.until(contested, "FieldContested")
+    assert changes <= 5, "a contested child is repaired at a slow pace"
+    degraded = await cluster.condition("Degraded", "True", name="fought", reason="FieldContested")
+    assert "pagefleet-local" in degraded["message"], "the other manager is named"
+    await cluster.client.delete(LLMDS, "fought", "default")

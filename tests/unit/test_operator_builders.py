@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pagefleet_operator.builders import deployment, service
+from pagefleet_operator.builders import deployment, disruption_budget, service, service_account
 from pagefleet_operator.settings import ChildSettings
 from support.operator_objects import llmd
 
@@ -27,7 +27,16 @@ def test_smallest_spec_gives_this_container() -> None:
             *("--model", "/models/tiny.gguf", "--served-model-name", "chat"),
             *("--drain-delay", "10", "--drain-timeout", "300"),
         ],
-        "env": [{"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}}],
+        "env": [
+            {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
+            {"name": "TMPDIR", "value": "/var/cache/pagefleet"},
+        ],
+        "volumeMounts": [{"name": "scratch", "mountPath": "/var/cache/pagefleet"}],
+        "securityContext": {
+            "allowPrivilegeEscalation": False,
+            "readOnlyRootFilesystem": True,
+            "capabilities": {"drop": ["ALL"]},
+        },
         "ports": [{"name": "http", "containerPort": 8000, "protocol": "TCP"}],
         "terminationMessagePolicy": "FallbackToLogsOnError",
         "startupProbe": {
@@ -100,7 +109,9 @@ def test_rollouts_add_before_they_take_away() -> None:
 
 
 @pytest.mark.parametrize(
-    "manifest", [service(llmd()), deployment(llmd(), SETTINGS, replicas=1)], ids=lambda item: item["kind"]
+    "manifest",
+    [service_account(llmd()), service(llmd()), disruption_budget(llmd()), deployment(llmd(), SETTINGS, replicas=1)],
+    ids=lambda item: item["kind"],
 )
 def test_children_are_ours_and_collected_with_their_owner(manifest: dict[str, Any]) -> None:
     metadata = manifest["metadata"]
@@ -121,6 +132,23 @@ def test_children_are_ours_and_collected_with_their_owner(manifest: dict[str, An
             "blockOwnerDeletion": True,
         }
     ]
+
+
+def test_the_service_is_as_asked_for() -> None:
+    spec = service(llmd(spec={"service": {"type": "NodePort", "port": 8080}}))["spec"]
+    assert (spec["type"], spec["ports"][0]["port"]) == ("NodePort", 8080)
+
+
+def test_the_budget_never_keeps_broken_pods() -> None:
+    spec = disruption_budget(llmd(spec={"disruptionBudget": {"maxUnavailable": 2}}))["spec"]
+    assert (spec["maxUnavailable"], spec["unhealthyPodEvictionPolicy"]) == (2, "AlwaysAllow")
+
+
+def test_pods_have_no_rights_and_no_root() -> None:
+    pod = deployment(llmd(), SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    assert (pod["serviceAccountName"], pod["automountServiceAccountToken"]) == ("chat", False)
+    assert pod["securityContext"] == {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}}
+    assert service_account(llmd())["automountServiceAccountToken"] is False
 
 
 def test_the_service_selects_what_the_deployment_runs() -> None:

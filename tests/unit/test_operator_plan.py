@@ -30,7 +30,12 @@ def replicas_of(manifests: tuple[dict[str, Any], ...]) -> int:
 
 def test_a_new_object_gets_its_children() -> None:
     made = plan(llmd(spec={"replicas": 3}), Observed(), SETTINGS)
-    assert [item["kind"] for item in made.manifests] == ["Service", "Deployment"]
+    assert [item["kind"] for item in made.manifests] == [
+        "ServiceAccount",
+        "Service",
+        "PodDisruptionBudget",
+        "Deployment",
+    ]
     assert replicas_of(made.manifests) == 3
 
 
