@@ -1,0 +1,339 @@
+"""OpenAI clients against a real server process with a tiny random model, started once."""
+
+import asyncio
+import io
+import json
+import sys
+from collections.abc import AsyncIterator, Iterator
+from typing import Any
+
+import aiohttp
+import openai
+import pytest
+
+from support.api_server import RunningServer, Talk, poll, running
+from support.tiny_models import BOS_ID, EOS_ID, VOCAB_SIZE, write_tiny_llama
+
+NAME = "tiny"
+CONTEXT = 256
+TEMPLATE = (
+    "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools in this house') }}"
+    "{% endif %}<|im_start|>{{ message.role }}\n{{ message.content }}</s>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RunningServer]:
+    folder = tmp_path_factory.mktemp("api-serving")
+    model = write_tiny_llama(folder / "model", max_positions=CONTEXT)
+    (model / "chat_template.jinja").write_text(TEMPLATE)
+    command = [sys.executable, "-m", "pagefleet_server.main", "--model", str(model), "--served-model-name", NAME]
+    command += ["--port", "0", "--num-kv-blocks", "256", "--threads", "1", "--dtype", "float32", "--drain-delay", "0"]
+    with running(command, folder / "server.log", {"OMP_NUM_THREADS": "1"}) as started:
+        started.wait_listening()
+        poll(lambda: "ready after" in started.log, started, "it is ready")
+        yield started
+
+
+@pytest.fixture
+async def talk(server: RunningServer) -> AsyncIterator[Talk]:
+    async with aiohttp.ClientSession(server.base_url) as session:
+        yield Talk(server, session)
+
+
+GREEDY: dict[str, Any] = {"temperature": 0, "ignore_eos": True, "max_tokens": 24}
+
+
+def joined(events: list[Any]) -> str:
+    return "".join(choice["text"] for event in events[:-1] for choice in event["choices"])
+
+
+async def test_a_stream_says_what_the_whole_answer_says(talk: Talk) -> None:
+    whole = await talk.complete("Hello", **GREEDY)
+    events = await talk.stream(prompt="Hello", **GREEDY)
+    assert events[-1] == "[DONE]"
+    assert joined(events) == whole["choices"][0]["text"]
+    assert {event["id"] for event in events[:-1]} == {events[0]["id"]}
+    assert all("usage" not in event for event in events[:-1]), "usage comes only when asked for"
+    assert whole["object"] == "text_completion" and whole["model"] == NAME
+    assert events[-2]["choices"][0]["finish_reason"] == whole["choices"][0]["finish_reason"] == "length"
+
+
+async def test_usage_counts_tokens(talk: Talk) -> None:
+    whole = await talk.complete("Hello", **GREEDY)
+    usage = whole["usage"]
+    assert (usage["prompt_tokens"], usage["completion_tokens"], usage["total_tokens"]) == (5, 24, 29)
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    events = await talk.stream(prompt="Hello", stream_options=options, **GREEDY)
+    assert events[-2]["choices"] == []
+    assert events[-2]["usage"]["completion_tokens"] == 24
+    counts = [event["usage"]["completion_tokens"] for event in events[:-1]]
+    assert counts == sorted(counts) and counts[0] >= 1
+    events = await talk.stream(prompt="Hello", stream_options={"include_usage": True}, **GREEDY)
+    assert all(event["usage"] is None for event in events[:-2])
+
+
+async def test_a_repeated_prompt_is_found_in_the_cache(talk: Talk) -> None:
+    prompt = list(range(40, 100))
+    await talk.complete(prompt, **GREEDY)
+    usage = (await talk.complete(prompt, **GREEDY))["usage"]
+    assert usage["prompt_tokens_details"]["cached_tokens"] == 48
+
+
+async def test_token_ids_and_text_are_the_same_prompt(talk: Talk) -> None:
+    status, tokens = await talk.post("/tokenize", prompt="Hello", return_token_strs=True)
+    assert status == 200 and tokens["count"] == 5 and tokens["max_model_len"] == CONTEXT
+    by_text = await talk.complete("Hello", return_token_ids=True, **GREEDY)
+    by_ids = await talk.complete(tokens["tokens"], return_token_ids=True, **GREEDY)
+    assert by_text["choices"] == by_ids["choices"]
+    choice = by_ids["choices"][0]
+    assert choice["prompt_token_ids"] == tokens["tokens"] and len(choice["token_ids"]) == 24
+    status, text = await talk.post("/detokenize", tokens=tokens["tokens"])
+    assert (status, text) == (200, {"prompt": "Hello"})
+    events = await talk.stream(prompt="Hello", return_token_ids=True, **GREEDY)
+    parts = [choice for event in events[:-1] for choice in event["choices"]]
+    assert parts[0]["prompt_token_ids"] == tokens["tokens"]
+    assert [token for part in parts for token in part["token_ids"]] == choice["token_ids"]
+
+
+async def test_several_prompts_and_choices_come_in_order(talk: Talk) -> None:
+    alone = [(await talk.complete(prompt, **GREEDY))["choices"][0]["text"] for prompt in ("one", "two")]
+    answer = await talk.complete(["one", "two"], n=2, **GREEDY)
+    assert [choice["index"] for choice in answer["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in answer["choices"]] == [alone[0], alone[0], alone[1], alone[1]]
+    assert answer["usage"]["prompt_tokens"] == 6 and answer["usage"]["completion_tokens"] == 96
+    events = await talk.stream(prompt=["one", "two"], n=2, **GREEDY)
+    texts = ["", "", "", ""]
+    for event in events[:-1]:
+        for choice in event["choices"]:
+            texts[choice["index"]] += choice["text"]
+    assert texts == [alone[0], alone[0], alone[1], alone[1]]
+
+
+async def test_a_seed_gives_the_same_text_and_choices_differ(talk: Talk) -> None:
+    fields = {"seed": 7, "max_tokens": 24, "ignore_eos": True}
+    first = await talk.complete("Hello", n=3, **fields)
+    second = await talk.complete("Hello", n=3, **fields)
+    texts = [choice["text"] for choice in first["choices"]]
+    assert texts == [choice["text"] for choice in second["choices"]]
+    assert len(set(texts)) == 3
+    alone = await talk.complete("Hello", **{**fields, "seed": 9})
+    assert alone["choices"][0]["text"] == texts[2], "choice i is drawn with seed + i"
+    unseeded = {(await talk.complete("Hello", max_tokens=24))["choices"][0]["text"] for _ in range(3)}
+    assert len(unseeded) > 1
+
+
+async def test_a_stop_string_ends_the_text_wherever_it_is_cut(talk: Talk) -> None:
+    whole = (await talk.complete("Hello", **GREEDY))["choices"][0]["text"]
+    stop = whole[6:9]
+    want = whole[: whole.index(stop)]
+    answer = (await talk.complete("Hello", stop=stop, **GREEDY))["choices"][0]
+    assert (answer["text"], answer["finish_reason"], answer["stop_reason"]) == (want, "stop", stop)
+    events = await talk.stream(prompt="Hello", stop=[stop, "never"], **GREEDY)
+    assert joined(events) == want
+    kept = (await talk.complete("Hello", stop=stop, include_stop_str_in_output=True, **GREEDY))["choices"][0]
+    assert kept["text"] == want + stop
+    await talk.until_idle()
+
+
+async def test_stop_tokens_end_the_output_and_minimum_lengths_hold(talk: Talk) -> None:
+    ids = (await talk.complete("Hello", return_token_ids=True, **GREEDY))["choices"][0]["token_ids"]
+    stop = ids[4]
+    first = ids.index(stop)
+    answer = await talk.complete("Hello", stop_token_ids=[stop], return_token_ids=True, **GREEDY)
+    choice = answer["choices"][0]
+    assert (choice["token_ids"], choice["finish_reason"], choice["stop_reason"]) == (ids[: first + 1], "stop", stop)
+    assert answer["usage"]["completion_tokens"] == first + 1
+    answer = await talk.complete("Hello", stop_token_ids=[stop], min_tokens=first + 2, **GREEDY)
+    assert answer["usage"]["completion_tokens"] >= first + 2
+
+
+async def test_an_echo_stands_in_front(talk: Talk) -> None:
+    text = (await talk.complete("Hello", **GREEDY))["choices"][0]["text"]
+    assert (await talk.complete("Hello", echo=True, **GREEDY))["choices"][0]["text"] == "Hello" + text
+    assert joined(await talk.stream(prompt="Hello", echo=True, **GREEDY)) == "Hello" + text
+
+
+async def test_chat_renders_the_models_template(talk: Talk) -> None:
+    messages = [{"role": "user", "content": "Hi"}]
+    rendered = "<|im_start|>user\nHi</s>\n<|im_start|>assistant\n"
+    status, tokens = await talk.post("/tokenize", messages=messages)
+    _, by_text = await talk.post("/tokenize", prompt=rendered, add_special_tokens=False)
+    assert status == 200 and tokens["tokens"] == by_text["tokens"]
+    status, answer = await talk.post("/v1/chat/completions", messages=messages, **GREEDY)
+    assert status == 200
+    want = (await talk.complete(tokens["tokens"], **GREEDY))["choices"][0]["text"]
+    assert answer["choices"][0]["message"] == {"role": "assistant", "content": want, "refusal": None}
+    events = await talk.stream("/v1/chat/completions", messages=messages, **GREEDY)
+    assert events[0]["choices"][0]["delta"] == {"role": "assistant", "content": ""}
+    assert "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1]) == want
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
+    _, by_parts = await talk.post("/v1/chat/completions", messages=parts, **GREEDY)
+    assert by_parts["choices"] == answer["choices"]
+
+
+async def test_the_last_message_can_be_continued(talk: Talk) -> None:
+    messages = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Well, "}]
+    fields = {"messages": messages, "add_generation_prompt": False, "continue_final_message": True}
+    _, tokens = await talk.post("/tokenize", **fields)
+    _, text = await talk.post("/detokenize", tokens=tokens["tokens"])
+    assert text["prompt"].endswith("assistant\nWell, ")
+    status, answer = await talk.post("/v1/chat/completions", **fields, **GREEDY)
+    assert status == 200 and answer["usage"]["prompt_tokens"] == tokens["count"]
+
+
+async def test_a_templates_own_complaint_is_a_400(talk: Talk) -> None:
+    """It once was a 500."""
+    status, answer = await talk.post("/v1/chat/completions", messages=[{"role": "tool", "content": "x"}])
+    assert status == 400 and "no tools in this house" in answer["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    ("fields", "want_words"),
+    [
+        ({"prompt": [5] * 250, "max_tokens": 7}, ["256", "257", "250", "7", "6"]),
+        ({"prompt": [5] * 256}, ["256"]),
+        ({"prompt": "a" * 300}, ["256", "300"]),
+        ({"prompt": "a" * 100_000}, ["100000 bytes", "256"]),
+        ({"prompt": ""}, ["no tokens"]),
+        ({"prompt": [VOCAB_SIZE]}, [str(VOCAB_SIZE), "vocabulary"]),
+        ({"prompt": "a", "min_tokens": 17}, ["17", "16"]),
+        ({"prompt": "a", "logprobs": 1}, ["logprobs"]),
+        ({"prompt": "a", "n": 1000}, ["n"]),
+    ],
+)
+async def test_what_cannot_be_answered_is_refused_with_the_numbers(
+    talk: Talk, fields: dict[str, Any], want_words: list[str]
+) -> None:
+    status, answer = await talk.post("/v1/completions", **fields)
+    assert status == 400
+    assert all(word in answer["error"]["message"] for word in want_words), answer
+
+
+async def test_the_largest_request_fits(talk: Talk) -> None:
+    answer = await talk.complete([5] * (CONTEXT - 1), max_tokens=1, ignore_eos=True)
+    assert answer["usage"]["total_tokens"] == CONTEXT
+    status, answer = await talk.post(
+        "/v1/chat/completions", messages=[{"role": "user", "content": "a"}], ignore_eos=True
+    )
+    assert (status, answer["usage"]["total_tokens"]) == (200, CONTEXT), "chat takes the rest of the context"
+
+
+async def test_special_tokens_are_left_out_unless_asked_for(talk: Talk) -> None:
+    assert (await talk.post("/detokenize", tokens=[BOS_ID, EOS_ID]))[1] == {"prompt": "<s></s>"}
+    body = {"tokens": [BOS_ID, EOS_ID], "skip_special_tokens": True}
+    assert (await talk.post("/detokenize", **body))[1] == {"prompt": ""}
+
+
+async def test_unknown_fields_are_accepted_and_told_once(talk: Talk, server: RunningServer) -> None:
+    for _ in range(2):
+        await talk.complete("a", max_tokens=1, dreams="big", user="me")
+    assert server.log.count("unknown field 'dreams'") == 1
+    assert "unknown field 'user'" not in server.log
+
+
+async def test_models_version_and_wrong_names(talk: Talk) -> None:
+    _, text = await talk.get("/v1/models")
+    (model,) = json.loads(text)["data"]
+    assert (model["id"], model["max_model_len"]) == (NAME, CONTEXT)
+    assert (await talk.get(f"/v1/models/{NAME}"))[0] == 200
+    assert (await talk.get("/v1/models/other"))[0] == 404
+    status, answer = await talk.post("/v1/completions", prompt="a", model="other")
+    assert (status, answer["error"]["code"]) == (404, "model_not_found")
+    status, text = await talk.get("/nowhere")
+    assert status == 404 and "error" in json.loads(text)
+    async with talk.session.delete("/v1/models") as response:
+        assert response.status == 405 and response.headers["Allow"] == "GET, HEAD"
+    assert "version" in json.loads((await talk.get("/version"))[1])
+
+
+async def test_a_request_id_is_given_back_and_logged(talk: Talk, server: RunningServer) -> None:
+    async with talk.session.get("/v1/models", headers={"X-Request-Id": "mine-1"}) as response:
+        assert response.headers["X-Request-Id"] == "mine-1"
+    async with talk.session.get("/v1/models", headers={"X-Request-Id": "not mine <script>"}) as response:
+        assert len(response.headers["X-Request-Id"]) == 32
+    await talk.complete("a very secret prompt", max_tokens=1)
+    assert '"request_id": "mine-1"' in server.log
+    assert '"prompt_tokens": 20, "completion_tokens": 1' in server.log
+    assert "very secret" not in server.log
+
+
+async def test_metrics_are_true_at_rest(talk: Talk) -> None:
+    before = await talk.until_idle()
+    await talk.complete("Hello there", **GREEDY)
+    after = await talk.until_idle()
+
+    def grown(name: str) -> float:
+        return after[name] - before[name]
+
+    assert grown("vllm:generation_tokens_total") == 24
+    assert grown("vllm:prompt_tokens_total") == 11
+    assert grown('vllm:request_success_total{finished_reason="length"}') == 1
+    assert grown("vllm:inter_token_latency_seconds_count") == 23
+    for name in ("time_to_first_token", "e2e_request_latency", "request_queue_time", "request_prefill_time"):
+        assert grown(f"vllm:{name}_seconds_count") == 1
+    states = [after[f'pagefleet_kv_blocks{{state="{state}"}}'] for state in ("free", "cached", "used")]
+    assert sum(states) == after["pagefleet_kv_blocks_total"] == 256 and states[2] == 0
+    assert after["vllm:kv_cache_usage_perc"] == after["pagefleet_kv_blocks_waiting"] == 0
+    some = await talk.metrics("vllm:num_requests_running", "vllm:request_success_total")
+    assert {name.partition("{")[0] for name in some} == {"vllm:num_requests_running", "vllm:request_success_total"}
+
+
+def test_the_openai_client_works(server: RunningServer) -> None:
+    with openai.OpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as client:
+        assert [model.id for model in client.models.list()] == [NAME]
+        whole = client.completions.create(model=NAME, prompt="Hello", temperature=0, max_tokens=8)
+        with client.completions.create(model=NAME, prompt="Hello", temperature=0, max_tokens=8, stream=True) as stream:
+            assert "".join(chunk.choices[0].text for chunk in stream) == whole.choices[0].text
+        chat = client.chat.completions.create(
+            model=NAME, messages=[{"role": "user", "content": "Hi"}], temperature=0, max_completion_tokens=8
+        )
+        with client.chat.completions.create(
+            model=NAME,
+            messages=[{"role": "user", "content": "Hi"}],
+            temperature=0,
+            max_completion_tokens=8,
+            stream=True,
+            stream_options={"include_usage": True},
+        ) as chunks:
+            seen = list(chunks)
+        assert "".join(c.choices[0].delta.content or "" for c in seen if c.choices) == chat.choices[0].message.content
+        assert seen[-1].usage is not None and chat.usage is not None
+        assert seen[-1].usage.completion_tokens == chat.usage.completion_tokens
+        with pytest.raises(openai.BadRequestError, match="context is 256 tokens"):
+            client.completions.create(model=NAME, prompt="Hello", max_tokens=1000)
+        with pytest.raises(openai.NotFoundError):
+            client.completions.create(model="other", prompt="Hello")
+
+
+async def test_the_async_openai_client_works(server: RunningServer) -> None:
+    async with openai.AsyncOpenAI(base_url=f"{server.base_url}/v1", api_key="none", max_retries=0) as client:
+
+        async def ask(text: str) -> str:
+            stream = await client.chat.completions.create(
+                model=NAME, messages=[{"role": "user", "content": text}], temperature=0, max_tokens=8, stream=True
+            )
+            return "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+
+        together = await asyncio.gather(*(ask(text) for text in "abcdefgh"))
+        assert together == [await ask(text) for text in "abcdefgh"], "neighbours change nothing"
+
+
+async def test_probes_answer_while_long_prompts_are_tokenised(talk: Talk) -> None:
+    """A prompt of megabytes once froze the health endpoint for half a minute."""
+    body = json.dumps({"prompt": "word " * 700_000}).encode()
+    json_type = {"Content-Type": "application/json"}
+
+    async def ask() -> int:
+        async with talk.session.post("/v1/completions", data=io.BytesIO(body), headers=json_type) as response:
+            return response.status
+
+    tasks = [asyncio.create_task(ask()) for _ in range(4)]
+    slowest = 0.0
+    while not all(task.done() for task in tasks):
+        begun = asyncio.get_running_loop().time()
+        assert (await talk.get("/livez"))[0] == 200
+        slowest = max(slowest, asyncio.get_running_loop().time() - begun)
+    assert [task.result() for task in tasks] == [400] * 4
+    assert slowest < 1.0
