@@ -8,10 +8,12 @@ import torch
 from pagefleet_kernels.backend import KVCache, LinearFunction
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.cpu.cache import CpuCache, block_words, why_unsupported
+from pagefleet_kernels.cpu.calls import DTYPE_CODES, AttentionCall, WriteCall
 from pagefleet_kernels.cpu.isa import cpu_flags
-from pagefleet_kernels.cpu.library import DTYPE_CODES, AttentionCall, Library, WriteCall
+from pagefleet_kernels.cpu.library import Library
 from pagefleet_kernels.cpu.linear import PackedLinear
 from pagefleet_kernels.cpu.onednn import OneDnnPacker
+from pagefleet_kernels.cpu.row_ops import CpuRowOps
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 
 
@@ -30,6 +32,7 @@ class CpuBackend:
             raise KernelArgumentError(f"num_threads is {num_threads}; it must be >= 1, or None to follow torch")
         self.library = library
         self._num_threads = num_threads
+        self.row_ops = CpuRowOps(library, lambda: self.num_threads)
         self._onednn = OneDnnPacker()
         self._has_amx = "amx_bf16" in cpu_flags()
 
@@ -49,7 +52,7 @@ class CpuBackend:
             raise BackendUnavailable(f"the CPU kernels hold no memory on {device}")
         words_per_block = self._block_words(shape, block_size, dtype)
         words = torch.empty(num_blocks, words_per_block, dtype=torch.int32, device=device)
-        self.library.functions.pagefleet_advise_huge_pages(words.data_ptr(), words.nbytes)
+        self.library.advise_huge_pages(words.data_ptr(), words.nbytes)
         return CpuCache(shape=shape, block_size=block_size, dtype=dtype, words=words.zero_())
 
     def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:

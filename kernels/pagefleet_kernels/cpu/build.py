@@ -77,14 +77,18 @@ def source_files() -> list[Path]:
     return sorted(path for path in SOURCE_DIR.iterdir() if path.suffix in (".cpp", ".h"))
 
 
-def library_key(level: InstructionSet, compiler: Compiler, flags: tuple[str, ...]) -> str:
-    """Hash of everything that decides the built bytes."""
+def source_key() -> str:
+    """Hash of the sources; a library says which it was built from."""
     digest = hashlib.sha256()
-    for part in (level.name, compiler.path, compiler.version, *level.compiler_flags, *flags):
-        digest.update(part.encode() + b"\0")
     for path in source_files():
         digest.update(path.name.encode() + b"\0" + path.read_bytes() + b"\0")
-    return digest.hexdigest()[:24]
+    return digest.hexdigest()[:16]
+
+
+def library_key(level: InstructionSet, compiler: Compiler, flags: tuple[str, ...]) -> str:
+    """Hash of everything that decides the built bytes."""
+    parts = (source_key(), level.name, compiler.path, compiler.version, *level.compiler_flags, *flags)
+    return hashlib.sha256("\0".join(parts).encode()).hexdigest()[:24]
 
 
 def build(level: InstructionSet, compiler: Compiler, directory: Path, *, sanitize: bool = False) -> Path:
@@ -102,7 +106,7 @@ def build(level: InstructionSet, compiler: Compiler, directory: Path, *, sanitiz
             return target
         with _locked(directory / "build.lock"):
             if not target.exists():
-                _compile(level, compiler, flags, target)
+                compile_to(target, level, compiler, flags)
     except OSError as error:
         raise BackendUnavailable(f"cannot build the CPU kernels in {directory}: {error}") from error
     return target
@@ -126,9 +130,12 @@ def _locked(path: Path) -> Iterator[None]:
         yield
 
 
-def _compile(level: InstructionSet, compiler: Compiler, flags: tuple[str, ...], target: Path) -> None:
+def compile_to(target: Path, level: InstructionSet, compiler: Compiler, flags: tuple[str, ...] = BASE_FLAGS) -> None:
+    """Build the library at `target`, which appears by rename. Raises BackendUnavailable."""
     partial = target.with_suffix(f".{os.getpid()}.tmp")
-    command = [compiler.path, *flags, *level.compiler_flags, str(SOURCE_DIR / MAIN_SOURCE), "-o", str(partial)]
+    define = f'-DPAGEFLEET_SOURCE_KEY="{source_key()}"'
+    source = str(SOURCE_DIR / MAIN_SOURCE)
+    command = [compiler.path, *flags, *level.compiler_flags, define, source, "-o", str(partial)]
     try:
         done = subprocess.run(command, capture_output=True, text=True, timeout=BUILD_TIMEOUT_SECONDS, check=False)
         if done.returncode != 0:

@@ -17,6 +17,11 @@ class InstructionSet:
     """Flags, as the kernel names them, that a CPU needs to run it."""
     compiler_flags: tuple[str, ...]
 
+    @property
+    def library_name(self) -> str:
+        """File name of a prebuilt library of this level."""
+        return f"kernels-{self.name}.so"
+
 
 AVX512_BF16 = InstructionSet(
     name="avx512bf16",

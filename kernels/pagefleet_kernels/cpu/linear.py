@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 import torch
 
-from pagefleet_kernels.cpu.library import DTYPE_CODES, Library, LinearCall
+from pagefleet_kernels.cpu.calls import DTYPE_CODES, LinearCall
+from pagefleet_kernels.cpu.library import Library
 from pagefleet_kernels.errors import KernelArgumentError
 
 PANEL_OUTPUTS = 64
@@ -39,9 +40,16 @@ class PackedLinear:
             source = source.contiguous()
         padded = -(-out_features // PANEL_OUTPUTS) * PANEL_OUTPUTS
         packed = torch.empty(padded * in_features, dtype=weight.dtype)
-        library.functions.pagefleet_advise_huge_pages(packed.data_ptr(), packed.nbytes)
-        library.functions.pagefleet_pack_linear(
-            source.data_ptr(), source.stride(0), out_features, in_features, packed.data_ptr(), num_threads(), code
+        library.advise_huge_pages(packed.data_ptr(), packed.nbytes)
+        library.call(
+            "pagefleet_pack_linear",
+            source.data_ptr(),
+            source.stride(0),
+            out_features,
+            in_features,
+            packed.data_ptr(),
+            num_threads(),
+            code,
         )
         own_bias = None if bias is None else bias.detach().clone().contiguous()
         return cls(library, packed, own_bias, in_features, out_features, num_threads)
@@ -68,5 +76,5 @@ class PackedLinear:
             self.out_features,
             self.num_threads(),
         )
-        self.library.functions.pagefleet_linear(ctypes.byref(call), DTYPE_CODES[x.dtype])
+        self.library.call("pagefleet_linear", ctypes.byref(call), DTYPE_CODES[x.dtype])
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)

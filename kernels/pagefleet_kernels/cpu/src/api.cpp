@@ -1,11 +1,14 @@
-// The C interface that library.py calls. Nothing here throws; a call returns a Status and says where it stopped.
+// The C interface that library.py calls. Nothing here throws. Calls whose values decide what memory is touched check
+// them first, return a Status and say in `where` at which element they stopped.
 #include <sys/mman.h>
 
 #include <new>
 
 #include "attention.h"
+#include "elementwise.h"
 #include "kv_write.h"
 #include "linear.h"
+#include "sampler.h"
 
 using namespace pagefleet;
 
@@ -13,12 +16,14 @@ namespace {
 
 constexpr int32_t kFloat32 = 0;
 
-template <class Call, class Float, class Brain>
-int32_t checked(const Call& call, int32_t dtype, int32_t* where, Float run_float, Brain run_bf16) {
-    Status status = check(call, where);
-    if (status != kOk) return status;
+// run(T{}) with T the type that `dtype` names.
+template <class Run>
+int32_t typed(int32_t dtype, Run run) {
     try {
-        dtype == kFloat32 ? run_float() : run_bf16();
+        if (dtype == kFloat32)
+            run(float{});
+        else
+            run(Bf16{});
     } catch (const std::bad_alloc&) {
         return kNoMemory;
     }
@@ -31,13 +36,15 @@ int32_t checked(const Call& call, int32_t dtype, int32_t* where, Float run_float
 extern "C" {
 
 int32_t pagefleet_attention(const AttentionCall* call, int32_t dtype, int32_t* where) {
-    return checked(
-        *call, dtype, where, [&] { Attention<float>(*call).run(); }, [&] { Attention<Bf16>(*call).run(); });
+    Status status = check(*call, where);
+    if (status != kOk) return status;
+    return typed(dtype, [&](auto type) { Attention<decltype(type)>(*call).run(); });
 }
 
 int32_t pagefleet_write_kv(const WriteCall* call, int32_t dtype, int32_t* where) {
-    return checked(
-        *call, dtype, where, [&] { write_kv<float>(*call); }, [&] { write_kv<Bf16>(*call); });
+    Status status = check(*call, where);
+    if (status != kOk) return status;
+    return typed(dtype, [&](auto type) { write_kv<decltype(type)>(*call); });
 }
 
 // pairs [num_pairs][2]: (source, destination) blocks of block_bytes each.
@@ -48,25 +55,47 @@ int32_t pagefleet_copy_blocks(void* kv, const int64_t* pairs, int64_t num_pairs,
         *where = static_cast<int32_t>(pair);
         if (source < 0 || source >= num_blocks || destination < 0 || destination >= num_blocks) return kBadBlock;
         char* base = static_cast<char*>(kv);
-        if (source != destination) std::memcpy(base + destination * block_bytes, base + source * block_bytes, block_bytes);
+        if (source != destination)
+            std::memcpy(base + destination * block_bytes, base + source * block_bytes, static_cast<size_t>(block_bytes));
     }
     return kOk;
 }
 
-// The caller has checked shapes: nothing here depends on values.
-void pagefleet_linear(const LinearCall* call, int32_t dtype) {
-    dtype == kFloat32 ? linear<float>(*call) : linear<Bf16>(*call);
+int32_t pagefleet_linear(const LinearCall* call, int32_t dtype, int32_t*) {
+    return typed(dtype, [&](auto type) { linear<decltype(type)>(*call); });
 }
 
-void pagefleet_pack_linear(const void* weight, int64_t row_stride, int32_t out_features, int32_t in_features,
-                           void* packed, int32_t num_threads, int32_t dtype) {
-    if (dtype == kFloat32)
-        pack_linear(static_cast<const float*>(weight), row_stride, out_features, in_features,
-                    static_cast<float*>(packed), num_threads);
-    else
-        pack_linear(static_cast<const Bf16*>(weight), row_stride, out_features, in_features,
-                    static_cast<Bf16*>(packed), num_threads);
+int32_t pagefleet_pack_linear(const void* weight, int64_t row_stride, int32_t out_features, int32_t in_features,
+                              void* packed, int32_t num_threads, int32_t dtype, int32_t*) {
+    return typed(dtype, [&](auto type) {
+        using T = decltype(type);
+        pack_linear(static_cast<const T*>(weight), row_stride, out_features, in_features, static_cast<T*>(packed),
+                    num_threads);
+    });
 }
+
+int32_t pagefleet_add_rms_norm(const NormCall* call, int32_t dtype, int32_t*) {
+    return typed(dtype, [&](auto type) { add_rms_norm<decltype(type)>(*call); });
+}
+
+int32_t pagefleet_rope(const RopeCall* call, int32_t dtype, int32_t* where) {
+    for (int row = 0; row < call->num_rows; ++row) {
+        *where = row;
+        if (call->positions[row] < 0 || call->positions[row] >= call->num_positions) return kBadPosition;
+    }
+    return typed(dtype, [&](auto type) { rope<decltype(type)>(*call); });
+}
+
+int32_t pagefleet_gate(const GateCall* call, int32_t dtype, int32_t*) {
+    return typed(dtype, [&](auto type) { gate<decltype(type)>(*call); });
+}
+
+int32_t pagefleet_sample(const SampleCall* call, int32_t dtype, int32_t*) {
+    return typed(dtype, [&](auto type) { sample<decltype(type)>(*call); });
+}
+
+// The hash of the sources that this library was built from.
+const char* pagefleet_source_key() { return PAGEFLEET_SOURCE_KEY; }
 
 // Ask for huge pages for the whole ones inside [start, start + bytes), before the memory is touched. A hint only.
 void pagefleet_advise_huge_pages(void* start, int64_t bytes) {

@@ -6,10 +6,11 @@
 
 #include "pool.h"
 #include "row_block.h"
+#include "status.h"
 
 namespace pagefleet {
 
-// Mirrored field by field in library.py.
+// Mirrored field by field in calls.py.
 struct AttentionCall {
     const void* query;            // [num_rows, num_q_heads, head_dim], strides below, last dimension contiguous
     void* out;                    // [num_rows, num_q_heads, v_head_dim], contiguous
@@ -28,9 +29,6 @@ struct AttentionCall {
     float scale;
     float softcap;  // 0: none
 };
-
-// Which sequences are refused; see check().
-enum Status : int32_t { kOk = 0, kBadStarts = 1, kTableTooShort = 2, kBadBlock = 3, kBadSlot = 4, kNoMemory = 5 };
 
 // Every table entry that will be read, and that the rows tile [0, num_rows). Sets `where` to the offending sequence.
 inline Status check(const AttentionCall& call, int32_t* where) {

@@ -1,11 +1,15 @@
 // Storing rows of K and V in the paged layout, and copying whole blocks.
 #pragma once
 
-#include "attention.h"
+#include <algorithm>
+
+#include "layout.h"
+#include "pool.h"
+#include "status.h"
 
 namespace pagefleet {
 
-// Mirrored field by field in library.py.
+// Mirrored field by field in calls.py.
 struct WriteCall {
     const void* key;       // [num_tokens, num_kv_heads, head_dim], strides below, last dimension contiguous
     const void* value;     // [num_tokens, num_kv_heads, v_head_dim], likewise

@@ -14,7 +14,7 @@ namespace pagefleet {
 
 constexpr int kPanel = 64;  // outputs
 
-// Mirrored field by field in library.py.
+// Mirrored field by field in calls.py.
 struct LinearCall {
     const void* x;         // [num_rows, in_features], row stride below, last dimension contiguous
     void* out;             // [num_rows, out_features], contiguous

@@ -10,6 +10,7 @@
 #include <atomic>
 #include <condition_variable>
 #include <mutex>
+#include <new>
 #include <system_error>
 #include <thread>
 
@@ -34,6 +35,7 @@ class Pool {
     }
 
     // function(context, unit) for every unit in [0, num_units), on at most num_threads threads, this one included.
+    // The only exception that a unit may throw is bad_alloc; it reaches the caller when all units are over.
     void run(int num_threads, int num_units, Function function, void* context) {
         if (num_threads > num_units) num_threads = num_units;
         std::unique_lock<std::mutex> turn(turn_, std::defer_lock);
@@ -53,9 +55,12 @@ class Pool {
         }
         wake_.notify_all();
         take_units();
-        std::unique_lock<std::mutex> hold(mutex_);
-        seats_ = 0;  // whoever wakes up now finds nothing to do
-        done_.wait(hold, [this] { return active_ == 0; });
+        {
+            std::unique_lock<std::mutex> hold(mutex_);
+            seats_ = 0;  // whoever wakes up now finds nothing to do
+            done_.wait(hold, [this] { return active_ == 0; });
+        }
+        if (out_of_memory_.exchange(false)) throw std::bad_alloc();
     }
 
    private:
@@ -89,7 +94,11 @@ class Pool {
         for (;;) {
             int unit = next_.fetch_add(1, std::memory_order_relaxed);
             if (unit >= num_units_) return;
-            function_(context_, unit);
+            try {
+                function_(context_, unit);
+            } catch (const std::bad_alloc&) {
+                out_of_memory_.store(true);
+            }
         }
     }
 
@@ -103,6 +112,7 @@ class Pool {
     int active_ = 0;  // workers in the job
     int num_workers_ = 0;
     std::atomic<int> next_{0};
+    std::atomic<bool> out_of_memory_{false};  // some unit of the job
 };
 
 // body(unit) for every unit.

@@ -67,6 +67,9 @@ inline Vec min(Vec a, Vec b) { return {_mm512_min_ps(a.v, b.v)}; }
 inline Vec round_even(Vec a) {
     return {_mm512_roundscale_ps(a.v, _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC)};
 }
+// Lanes in which a >= b; lanes that hold NaN.
+inline uint32_t at_least(Vec a, Vec b) { return _mm512_cmp_ps_mask(a.v, b.v, _CMP_GE_OQ); }
+inline uint32_t nan_lanes(Vec a) { return _mm512_cmp_ps_mask(a.v, a.v, _CMP_UNORD_Q); }
 inline Vec select(uint32_t mask, Vec yes, Vec no) {
     return {_mm512_mask_blend_ps(static_cast<__mmask16>(mask), no.v, yes.v)};
 }
@@ -114,6 +117,15 @@ inline Vec min(Vec a, Vec b) { return {_mm256_min_ps(a.lo, b.lo), _mm256_min_ps(
 inline Vec round_even(Vec a) {
     constexpr int mode = _MM_FROUND_TO_NEAREST_INT | _MM_FROUND_NO_EXC;
     return {_mm256_round_ps(a.lo, mode), _mm256_round_ps(a.hi, mode)};
+}
+// Lanes in which a >= b; lanes that hold NaN.
+inline uint32_t at_least(Vec a, Vec b) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, b.lo, _CMP_GE_OQ)) |
+                                 _mm256_movemask_ps(_mm256_cmp_ps(a.hi, b.hi, _CMP_GE_OQ)) << 8);
+}
+inline uint32_t nan_lanes(Vec a) {
+    return static_cast<uint32_t>(_mm256_movemask_ps(_mm256_cmp_ps(a.lo, a.lo, _CMP_UNORD_Q)) |
+                                 _mm256_movemask_ps(_mm256_cmp_ps(a.hi, a.hi, _CMP_UNORD_Q)) << 8);
 }
 inline Vec select(uint32_t mask, Vec yes, Vec no) {
     auto spread = [](uint32_t bits) {

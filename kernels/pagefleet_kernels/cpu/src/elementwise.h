@@ -1,0 +1,156 @@
+// Row-wise neighbours of attention: add + RMSNorm, rotary embedding, gated activation. Each row on its own, computed in
+// float, rounded once.
+#pragma once
+
+#include <algorithm>
+#include <cmath>
+
+#include "pool.h"
+#include "simd.h"
+
+namespace pagefleet {
+
+constexpr int kRowsPerUnit = 8;
+
+// body(row) for every row; threads only where there is work for them.
+template <class Body>
+void for_rows(int num_threads, int num_rows, int64_t elements_per_row, Body& body) {
+    constexpr int64_t kWorthAThread = 1 << 16;  // elements
+    int64_t useful = num_rows * elements_per_row / kWorthAThread + 1;
+    auto unit = [&](int index) {
+        int last = std::min(num_rows, (index + 1) * kRowsPerUnit);
+        for (int row = index * kRowsPerUnit; row < last; ++row) body(row);
+    };
+    parallel_for(static_cast<int>(std::min<int64_t>(num_threads, useful)), (num_rows + kRowsPerUnit - 1) / kRowsPerUnit,
+                 unit);
+}
+
+// Mirrored field by field in calls.py.
+struct NormCall {
+    const void* x;       // [num_rows, width], row stride below
+    void* residual;      // [num_rows, width], contiguous, or null: x is added to it, rounded, and normalised
+    const void* weight;  // [width]
+    void* out;           // [num_rows, width], contiguous
+    int64_t x_row_stride;
+    int32_t num_rows, width;
+    int32_t num_threads;
+    float epsilon;
+    float weight_offset;  // 1 for models that store weight - 1
+};
+
+// out = h / sqrt(mean(h^2) + epsilon) * (weight + offset), h = residual + x.
+template <class T>
+void add_rms_norm(const NormCall& call) {
+    auto norm = [&](int row) {
+        const T* x = static_cast<const T*>(call.x) + row * call.x_row_stride;
+        T* residual = call.residual == nullptr ? nullptr : static_cast<T*>(call.residual) + int64_t{row} * call.width;
+        T* out = static_cast<T*>(call.out) + int64_t{row} * call.width;
+        Vec squares[2] = {set1(0.0f), set1(0.0f)};
+        for (int d = 0; d < call.width; d += kLanes) {
+            int n = std::min(kLanes, call.width - d);
+            Vec h = load_part(x + d, n);
+            if (residual != nullptr) {
+                store_part(residual + d, load_part(residual + d, n) + h, n);
+                h = load_part(residual + d, n);
+            }
+            Vec& sum = squares[d / kLanes % 2];
+            sum = fma(h, h, sum);
+        }
+        float mean = reduce_add(squares[0] + squares[1]) / static_cast<float>(call.width);
+        Vec scale = set1(1.0f / std::sqrt(mean + call.epsilon));
+        Vec offset = set1(call.weight_offset);
+        const T* h = residual == nullptr ? x : residual;
+        for (int d = 0; d < call.width; d += kLanes) {
+            int n = std::min(kLanes, call.width - d);
+            Vec weight = load_part(static_cast<const T*>(call.weight) + d, n) + offset;
+            store_part(out + d, load_part(h + d, n) * scale * weight, n);
+        }
+    };
+    for_rows(call.num_threads, call.num_rows, call.width, norm);
+}
+
+// Mirrored field by field in calls.py.
+struct RopeCall {
+    void* rows;                // [num_rows, num_heads, head_dim], strides below; rotated in place
+    const int64_t* positions;  // [num_rows]
+    const float* table;        // [num_positions, rotary_dim]: cosines, then sines, of rotary_dim / 2 angles
+    int64_t row_stride, head_stride;
+    int32_t num_rows, num_heads, rotary_dim, num_positions;
+    int32_t interleaved;  // 0: element i pairs with i + rotary_dim / 2; 1: with its neighbour
+    int32_t num_threads;
+};
+
+template <class T>
+void rotate_halves(T* head, const float* cosines, const float* sines, int half) {
+    for (int d = 0; d < half; d += kLanes) {
+        int n = std::min(kLanes, half - d);
+        Vec a = load_part(head + d, n), b = load_part(head + half + d, n);
+        Vec c = load_part(cosines + d, n), s = load_part(sines + d, n);
+        store_part(head + d, a * c - b * s, n);
+        store_part(head + half + d, b * c + a * s, n);
+    }
+}
+
+inline void put(float* p, float x) { *p = x; }
+inline void put(Bf16* p, float x) { *p = to_bf16(x); }
+
+template <class T>
+void rotate_pairs(T* head, const float* cosines, const float* sines, int half) {
+    for (int d = 0; d < half; ++d) {
+        float a = to_float(head[2 * d]), b = to_float(head[2 * d + 1]);
+        put(head + 2 * d, a * cosines[d] - b * sines[d]);
+        put(head + 2 * d + 1, b * cosines[d] + a * sines[d]);
+    }
+}
+
+template <class T>
+void rope(const RopeCall& call) {
+    const int half = call.rotary_dim / 2;
+    auto rotate = [&](int row) {
+        const float* cosines = call.table + call.positions[row] * call.rotary_dim;
+        for (int head = 0; head < call.num_heads; ++head) {
+            T* x = static_cast<T*>(call.rows) + row * call.row_stride + head * call.head_stride;
+            if (call.interleaved != 0)
+                rotate_pairs(x, cosines, cosines + half, half);
+            else
+                rotate_halves(x, cosines, cosines + half, half);
+        }
+    };
+    for_rows(call.num_threads, call.num_rows, int64_t{call.num_heads} * call.rotary_dim, rotate);
+}
+
+// Mirrored field by field in calls.py.
+struct GateCall {
+    const void* gate_up;  // [num_rows, 2 * width], row stride below: gates, then ups
+    void* out;            // [num_rows, width], contiguous
+    int64_t row_stride;
+    int32_t num_rows, width;
+    int32_t activation;  // 0: x * sigmoid(x); 1: GELU, tanh form
+    int32_t num_threads;
+};
+
+inline Vec silu(Vec x) { return x / (set1(1.0f) + exp2(x * set1(-kLog2E))); }
+
+// x / 2 * (1 + tanh(u)) = x * sigmoid(2u), which does not cancel where tanh is near -1.
+inline Vec gelu_tanh(Vec x) {
+    Vec u = set1(0.79788456080286536f) * x * fma(set1(0.044715f), x * x, set1(1.0f));
+    return x / (set1(1.0f) + exp2(u * set1(-2.0f * kLog2E)));
+}
+
+// out = activation(gate) * up.
+template <class T>
+void gate(const GateCall& call) {
+    auto one = [&](int row) {
+        const T* gates = static_cast<const T*>(call.gate_up) + row * call.row_stride;
+        T* out = static_cast<T*>(call.out) + int64_t{row} * call.width;
+        for (int d = 0; d < call.width; d += kLanes) {
+            int n = std::min(kLanes, call.width - d);
+            Vec x = load_part(gates + d, n);
+            Vec activated = call.activation == 0 ? silu(x) : gelu_tanh(x);
+            store_part(out + d, activated * load_part(gates + call.width + d, n), n);
+        }
+    };
+    for_rows(call.num_threads, call.num_rows, call.width, one);
+}
+
+}  // namespace pagefleet
