@@ -80,7 +80,7 @@ class Demo:
         self.report.finished_seconds = time.monotonic() - self.started
 
     async def _apply_crd(self) -> None:
-        self.say((await self.processes.kubectl("apply", "-f", str(ROOT / "crds"))).strip())
+        self.say((await self.processes.kubectl("apply", "-f", str(ROOT / "crds" / "llmdeployment.yaml"))).strip())
         await self.processes.kubectl(
             "wait", "--for=condition=Established", "crd/llmdeployments.pagefleet.dev", "--timeout=10s"
         )

@@ -83,6 +83,8 @@ class Load:
                     return False
                 self.counts["opened"] += 1
                 opened = True
+                if response.status != 200:
+                    raise RuntimeError(f"a stream was refused with {response.status}: {await response.text()}")
                 async for line in response.content:
                     if line.startswith(b"data: {"):
                         event = json.loads(line[6:])

@@ -79,7 +79,7 @@ def test_kv_percent_is_within_one_point_of_the_servers_gauge_under_held_load(fle
     base = f"http://{pod['status']['podIP']}:8000"
 
     async def hold() -> None:
-        async with Load(fleet.service_url("held"), streams=6, max_tokens=3000, prompt_repeats=20):
+        async with Load(fleet.service_url("held"), streams=6, max_tokens=2500, prompt_repeats=20):
             engine = await asyncio.to_thread(_busy_engine, base)
             engine.suspend()
             try:

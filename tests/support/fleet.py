@@ -33,12 +33,19 @@ class Fleet:
         self._processes: list[subprocess.Popen[bytes]] = []
 
     def __enter__(self) -> "Fleet":
+        try:
+            self._bring_up()
+        except BaseException as error:
+            self.__exit__(type(error), error, error.__traceback__)
+            raise
+        return self
+
+    def _bring_up(self) -> None:
         self._start("pagefleet-local", "up", "--dir", str(self.folder))
         self.until("the API answers", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", seconds=20)
-        self.kubectl("apply", "-f", str(ROOT / "crds"))
+        self.kubectl("apply", "-f", str(ROOT / "crds" / "llmdeployment.yaml"))
         self.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.pagefleet.dev", "--timeout=10s")
         self._start("pagefleet-operator", "--namespace", "default")
-        return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
@@ -128,14 +135,19 @@ class Fleet:
 
 
 def deployment(name: str, model: Path, *, engine: dict[str, Any] | None = None, **spec: Any) -> dict[str, Any]:
-    """An LLMDeployment manifest with short drains."""
+    """An LLMDeployment manifest with short drains, a small KV cache and the kernels that this machine has built."""
+    kernels = Path.home() / ".cache" / "pagefleet"
     return {
         "apiVersion": "pagefleet.dev/v1alpha1",
         "kind": "LLMDeployment",
         "metadata": {"name": name},
         "spec": {
             "model": {"source": f"file://{model}"},
-            "engine": {"args": ["--threads=1"], **(engine or {})},
+            "engine": {
+                "args": ["--threads=1", "--num-kv-blocks=2000"],
+                "env": [{"name": "PAGEFLEET_CACHE_DIR", "value": str(kernels)}],
+                **(engine or {}),
+            },
             "drain": {"delaySeconds": 1, "timeoutSeconds": 20},
             **spec,
         },

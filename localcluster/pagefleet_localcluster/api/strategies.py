@@ -1,6 +1,7 @@
 """What single built-in resources add to the common rules: computed defaults, fixed fields, own checks."""
 
 import ipaddress
+import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -73,10 +74,13 @@ def _service(cluster: Cluster, obj: Json, old: Json | None) -> None:
 
 
 def free_service_ip(cluster: Cluster) -> str:
-    """The lowest address of the service network that no service holds. Raises ApiError 500 when full."""
+    """An address of the service network that no service holds, drawn at random as a real API server does: two clusters
+    on one machine then hardly ever meet. Raises ApiError 500 when full."""
     taken = {stored.obj["spec"].get("clusterIP") for stored in cluster.store.all(("", "services"))}
-    for number in range(_FIRST_SERVICE_IP, SERVICE_NETWORK.num_addresses - 1):
-        address = str(SERVICE_NETWORK[number])
+    count = SERVICE_NETWORK.num_addresses - 1 - _FIRST_SERVICE_IP
+    start = random.randrange(count)
+    for step in range(count):
+        address = str(SERVICE_NETWORK[_FIRST_SERVICE_IP + (start + step) % count])
         if address not in taken:
             return address
     raise ApiError(500, "InternalError", f"no free address left in the service network {SERVICE_NETWORK}")
