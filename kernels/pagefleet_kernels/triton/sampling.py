@@ -1,0 +1,127 @@
+"""Planning the sampler: see kernels/sampling.py for the arithmetic."""
+
+from dataclasses import dataclass
+
+import torch
+
+from pagefleet_kernels.triton.configs import pow2
+from pagefleet_kernels.triton.kernels import sampling as sampling_kernels
+from pagefleet_kernels.triton.launch import Launch
+
+CHUNK = 4096
+"""Vocabulary entries of one program where rows are cut; decides which sums are taken together, so it is fixed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Penalties:
+    """What rows have already said; all on the logits' device."""
+
+    repetition: torch.Tensor
+    """fp32 [B], > 0: logits of tokens seen in prompt or output are divided by it if positive, else multiplied."""
+    presence: torch.Tensor
+    """fp32 [B]: subtracted once from each generated token."""
+    frequency: torch.Tensor
+    """fp32 [B]: subtracted for each time a token was generated."""
+    output_counts: torch.Tensor
+    """int32 [B, V], contiguous."""
+    prompt_seen: torch.Tensor
+    """int8 [B, V], contiguous: 1 where a token is in the prompt."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingBatch:
+    """How each row of logits wants its token drawn; all on the logits' device."""
+
+    temperature: torch.Tensor
+    """fp32 [B], >= 0; 0 is greedy (highest logit, lowest id among equals)."""
+    top_k: torch.Tensor
+    """int32 [B]; 0 keeps all. Ties with the k-th stay."""
+    top_p: torch.Tensor
+    """fp32 [B] in (0, 1]; applied to what top_k left. Ties with the last token kept stay."""
+    min_p: torch.Tensor
+    """fp32 [B] in [0, 1): keeps tokens at least so probable relative to the likeliest; 0 keeps all."""
+    seeds: torch.Tensor
+    """int64 [B]: the request's 64-bit seed."""
+    positions: torch.Tensor
+    """int64 [B], >= 0: position of the token to draw in its sequence. (seed, position) is never used twice."""
+    penalties: Penalties | None = None
+
+
+def plan_sample(tokens: torch.Tensor, logits: torch.Tensor, batch: SamplingBatch) -> tuple[Launch, ...]:
+    """logits [B, V] -> tokens int64 [B]."""
+    rows, vocab = logits.shape
+    chunks = -(-vocab // CHUNK)
+    device = logits.device
+    shaped = torch.empty((rows, vocab), dtype=torch.float32, device=device)
+    chunk_peak = torch.empty((rows, chunks), dtype=torch.float32, device=device)
+    chunk_mass = torch.empty_like(chunk_peak)
+    best_score = torch.empty_like(chunk_peak)
+    best_token = torch.empty((rows, chunks), dtype=torch.int32, device=device)
+    threshold = torch.empty(rows, dtype=torch.float32, device=device)
+    penalties = batch.penalties
+    sizes = {"vocab": vocab, "chunks": chunks}
+    shape = Launch(
+        kernel=sampling_kernels.shape_logits,
+        grid=(rows, chunks),
+        arguments={
+            "shaped": shaped,
+            "chunk_peak": chunk_peak,
+            "chunk_mass": chunk_mass,
+            "logits": logits,
+            "temperature": batch.temperature,
+            "repetition": penalties.repetition if penalties else None,
+            "presence": penalties.presence if penalties else None,
+            "frequency": penalties.frequency if penalties else None,
+            "output_counts": penalties.output_counts if penalties else None,
+            "prompt_seen": penalties.prompt_seen if penalties else None,
+            "stride_logits": logits.stride(0),
+            **sizes,
+        },
+        constants={"BLOCK": CHUNK},
+        num_warps=8,
+        num_stages=1,
+    )
+    find = Launch(
+        kernel=sampling_kernels.find_threshold,
+        grid=(rows,),
+        arguments={
+            "threshold": threshold,
+            "shaped": shaped,
+            "chunk_peak": chunk_peak,
+            "chunk_mass": chunk_mass,
+            "temperature": batch.temperature,
+            "top_k": batch.top_k,
+            "top_p": batch.top_p,
+            "min_p": batch.min_p,
+            **sizes,
+        },
+        constants={"CHUNKS_PAD": pow2(chunks, 1), "BLOCK": CHUNK},
+        num_warps=16,
+        num_stages=1,
+    )
+    draw = Launch(
+        kernel=sampling_kernels.draw_chunks,
+        grid=(rows, chunks),
+        arguments={
+            "best_score": best_score,
+            "best_token": best_token,
+            "shaped": shaped,
+            "threshold": threshold,
+            "temperature": batch.temperature,
+            "seeds": batch.seeds,
+            "positions": batch.positions,
+            **sizes,
+        },
+        constants={"BLOCK": CHUNK},
+        num_warps=8,
+        num_stages=1,
+    )
+    pick = Launch(
+        kernel=sampling_kernels.pick_token,
+        grid=(rows,),
+        arguments={"tokens": tokens, "best_score": best_score, "best_token": best_token, "chunks": chunks},
+        constants={"CHUNKS_PAD": pow2(chunks, 1)},
+        num_warps=1,
+        num_stages=1,
+    )
+    return shape, find, draw, pick

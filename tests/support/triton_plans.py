@@ -1,0 +1,100 @@
+"""Launches over tensors without storage: planned as the backend would, for the compile checks."""
+
+import torch
+
+from pagefleet_kernels.batch import KVShape
+from pagefleet_kernels.triton.attention import Operands, plan_decode, plan_prefill
+from pagefleet_kernels.triton.cache import FP8, allocate
+from pagefleet_kernels.triton.launch import Device, Launch
+from pagefleet_kernels.triton.memory import KVTarget, Rotation, plan_rope_write, plan_write
+
+META = torch.device("meta")
+
+
+def operands(
+    *,
+    group: int = 4,
+    head_dim: int = 128,
+    v_head_dim: int | None = None,
+    kv_heads: int = 8,
+    block_size: int = 16,
+    dtype: torch.dtype = torch.bfloat16,
+    window: int = 0,
+    softcap: float = 0.0,
+    sinks: bool = False,
+    decodes: int = 64,
+    prompts: int = 2,
+    query_dtype: torch.dtype | None = None,
+) -> Operands:
+    """One layer of a Llama-3-8B-like model by default; some decodes, some prompts of 1024 rows."""
+    v_width = v_head_dim or head_dim
+    query_dtype = query_dtype or (torch.bfloat16 if dtype == FP8 else dtype)
+    rows = decodes + 1024 * prompts
+    shape = KVShape(num_kv_heads=kv_heads, head_dim=head_dim, v_head_dim=v_width)
+    cache = allocate(shape, num_blocks=4096, block_size=block_size, dtype=dtype, device=META)
+    num_seqs = decodes + prompts
+    return Operands(
+        out=torch.empty(rows, kv_heads * group, v_width, dtype=query_dtype, device=META),
+        query=torch.empty(rows, kv_heads * group, head_dim, dtype=query_dtype, device=META),
+        keys=cache.keys,
+        values=cache.values,
+        key_scales=cache.key_scales,
+        value_scales=cache.value_scales,
+        query_starts=torch.empty(num_seqs + 1, dtype=torch.int32, device=META),
+        seq_lens=torch.empty(num_seqs, dtype=torch.int32, device=META),
+        block_tables=torch.empty(num_seqs, 512, dtype=torch.int32, device=META),
+        sinks=torch.empty(kv_heads * group, dtype=query_dtype, device=META) if sinks else None,
+        num_decodes=decodes,
+        max_query_len=1024,
+        max_seq_len=8192,
+        scale=head_dim**-0.5,
+        window=window,
+        softcap=softcap,
+    )
+
+
+def decode(device: Device, made: Operands) -> Launch:
+    """The attention launch of the decode rows."""
+    return plan_decode(made, device)[0]
+
+
+def combine(device: Device, made: Operands) -> Launch:
+    """The launch that merges their splits."""
+    return plan_decode(made, device)[1]
+
+
+def prefill(device: Device, made: Operands) -> Launch:
+    """The launch of the prompt rows."""
+    return plan_prefill(made, device)[0]
+
+
+def _target(made: Operands) -> KVTarget:
+    slots = torch.empty(made.query.shape[0], dtype=torch.int64, device=META)
+    return KVTarget(made.keys, made.values, made.key_scales, made.value_scales, slots)
+
+
+def _rows(made: Operands) -> tuple[torch.Tensor, torch.Tensor]:
+    rows, heads = made.query.shape[0], made.keys.shape[2]
+    key = torch.empty(rows, heads, made.keys.shape[3], dtype=made.query.dtype, device=META)
+    value = torch.empty(rows, heads, made.values.shape[3], dtype=made.query.dtype, device=META)
+    return key, value
+
+
+def write(made: Operands) -> Launch:
+    """Storing the rows' keys and values."""
+    return plan_write(_target(made), *_rows(made))
+
+
+def rope_write(made: Operands, *, rotary: int | None = None, interleaved: bool = False, norms: bool = False) -> Launch:
+    """The same with the rotation in front."""
+    width = made.query.shape[2]
+    norm = torch.empty(width, dtype=made.query.dtype, device=META) if norms else None
+    rotation = Rotation(
+        positions=torch.empty(made.query.shape[0], dtype=torch.int64, device=META),
+        cos_sin=torch.empty(8192, rotary or width, device=META),
+        interleaved=interleaved,
+        query_norm=norm,
+        key_norm=norm,
+        epsilon=1e-6,
+    )
+    return plan_rope_write(_target(made), rotation, torch.empty_like(made.query), made.query, *_rows(made))
