@@ -5,9 +5,11 @@ from collections.abc import AsyncIterator
 
 import pytest
 import pytest_asyncio
+import yaml
 
 from pagefleet_localcluster.client import DEPLOYMENTS, PODS, SERVICES, ApiError
-from support.operator_cluster import LLMDS, OperatorCluster, operator_cluster
+from support.operator_cluster import LLMDS, ROOT, OperatorCluster, operator_cluster
+from support.recording_proxy import Seen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 FAST = {"scaleDown": {"stabilizationWindowSeconds": 2}}
@@ -167,3 +169,37 @@ async def test_a_fight_over_a_child_is_reported_with_the_rival_and_stays_slow(cl
     degraded = await cluster.condition("Degraded", "True", name="fought", reason="FieldContested")
     assert "pagefleet-local" in degraded["message"], "the other manager is named"
     await cluster.client.delete(LLMDS, "fought", "default")
+
+
+def permission(seen: Seen) -> tuple[str, str, str] | None:
+    """(group, resource, verb) of a request; None for discovery, which everyone may do."""
+    parts = seen.path.strip("/").split("/")
+    group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1] if len(parts) > 1 else "", parts[3:])
+    if not rest or parts[0] not in ("api", "apis"):
+        return None
+    assert rest[0] == "namespaces", f"{seen.path} is not namespaced"
+    resource, name, sub = (*rest[2:], None, None)[:3]
+    assert resource is not None
+    verbs = {"GET": "get" if name else "list", "WATCH": "watch", "POST": "create", "PATCH": "patch", "PUT": "update"}
+    return group, f"{resource}/{sub}" if sub else resource, verbs[seen.method]
+
+
+async def test_the_role_grants_what_was_used_and_nothing_else(cluster: OperatorCluster) -> None:
+    """Last in this file: it looks at every request of the tests before it."""
+    documents = list(yaml.safe_load_all((ROOT / "manifests" / "base" / "rbac.yaml").read_text()))
+    (role,) = [item for item in documents if item["kind"] == "Role"]
+    granted = {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    used = {found for seen in cluster.proxy.seen if (found := permission(seen)) is not None}
+    assert used <= granted
+    # An apply of something new is also a create; blockOwnerDeletion needs `finalizers`, which no request names.
+    applied = {"serviceaccounts", "services", "poddisruptionbudgets", "deployments"}
+    implied = {(group, resource, "create") for group, resource, _ in used if resource in applied}
+    implied.add(("pagefleet.dev", "llmdeployments/finalizers", "update"))
+    assert granted <= used | implied
+    assert not {"secrets", "pods/exec"} & {resource for _, resource, _ in granted}

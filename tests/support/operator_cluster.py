@@ -13,15 +13,14 @@ import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import yaml
 from aiohttp import web
 
-from pagefleet_localcluster.api.server import ApiServer
 from pagefleet_localcluster.client import NODES, PODS, ApiError, Client, Resource
-from pagefleet_localcluster.controllers.manager import ControllerManager
 from pagefleet_localcluster.kubeconfig import Kubeconfig
+from pagefleet_localcluster.launcher import ClusterSettings, LocalCluster
 from pagefleet_localcluster.reflector import Reflector
 from support.operator_objects import metrics_text
 from support.recording_proxy import RecordingProxy
@@ -49,7 +48,7 @@ class StubNode:
     _started: set[str] = field(default_factory=set)
     _ending: set[str] = field(default_factory=set)
 
-    async def run(self) -> None:
+    async def __aenter__(self) -> Self:
         await self.client.create(NODES, {"metadata": {"name": "stub"}, "spec": {}})
         status = {
             "capacity": {"cpu": "64", "memory": "64Gi", "pods": "500"},
@@ -59,12 +58,15 @@ class StubNode:
         await self.client.patch(NODES, "stub", {"status": status}, subresource="status")
         reflector = Reflector(self.client, PODS)
         reflector.listeners.append(self._changed)
-        await reflector.run()
+        self._watch = asyncio.create_task(reflector.run())
+        return self
 
-    async def close(self) -> None:
+    async def __aexit__(self, *_: object) -> None:
+        assert not self._watch.done()
+        self._watch.cancel()
         for task in self._tasks:
             task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await asyncio.gather(self._watch, *self._tasks, return_exceptions=True)
         for runner in self._runners.values():
             await runner.cleanup()
 
@@ -196,7 +198,6 @@ class OperatorCluster:
     proxy: RecordingProxy
     node: StubNode
     operator: OperatorProcess
-    server: ApiServer
 
     async def create(self, spec: Json, name: str = "chat") -> Json:
         body = {"metadata": {"name": name, "namespace": "default"}, "spec": {"model": {"source": "file:///m"}, **spec}}
@@ -252,53 +253,19 @@ class OperatorCluster:
 
 
 @contextlib.asynccontextmanager
-async def api_server() -> AsyncIterator[ApiServer]:
-    server = ApiServer("127.0.0.1", 0, "secret")
-    await server.start()
-    try:
-        yield server
-    finally:
-        await server.stop()
-
-
-@contextlib.asynccontextmanager
 async def operator_cluster(folder: Path, *arguments: str, start: bool = True) -> AsyncIterator[OperatorCluster]:
     """Everything up, with the CRD installed; the operator too unless `start` is False."""
-    async with (
-        api_server() as server,
-        Client(Kubeconfig(server.kubeconfig_url)) as client,
-        RecordingProxy(server.kubeconfig_url) as proxy,
-    ):
-        await client.create(CRDS, yaml.safe_load((ROOT / "crds" / "llmdeployment.yaml").read_text()))
-        kubeconfig = folder / "kubeconfig"
-        kubeconfig.write_text(
-            yaml.safe_dump(
-                {
-                    "apiVersion": "v1",
-                    "kind": "Config",
-                    "current-context": "test",
-                    "clusters": [{"name": "test", "cluster": {"server": proxy.url}}],
-                    "users": [{"name": "test", "user": {"token": "secret"}}],
-                    "contexts": [
-                        {"name": "test", "context": {"cluster": "test", "user": "test", "namespace": "default"}}
-                    ],
-                }
-            )
-        )
-        node = StubNode(client)
-        operator = OperatorProcess(kubeconfig, folder / "operator.log", arguments)
-        manager = ControllerManager(client, rng=random.Random(1), node_grace_seconds=1e9)
-        tasks = [asyncio.create_task(manager.run()), asyncio.create_task(node.run())]
-        cluster = OperatorCluster(client, proxy, node, operator, server)
-        try:
-            if start:
-                await operator.start()
-            yield cluster
-        finally:
-            await operator.stop()
-            await node.close()
-            broken = [task.exception() for task in tasks if task.done() and not task.cancelled()]
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
-    assert broken == []
+    settings = ClusterSettings(folder / "cluster", nodes=0, node_grace_seconds=1e9)
+    async with LocalCluster(settings) as cluster:
+        upstream = Kubeconfig.load(cluster.kubeconfig_path).server
+        async with RecordingProxy(upstream) as proxy, StubNode(cluster.client) as node:
+            await cluster.client.create(CRDS, yaml.safe_load((ROOT / "crds" / "llmdeployment.yaml").read_text()))
+            kubeconfig = folder / "kubeconfig"
+            Kubeconfig(proxy.url).write(kubeconfig, name="test")
+            operator = OperatorProcess(kubeconfig, folder / "operator.log", arguments)
+            try:
+                if start:
+                    await operator.start()
+                yield OperatorCluster(cluster.client, proxy, node, operator)
+            finally:
+                await operator.stop()

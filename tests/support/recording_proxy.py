@@ -1,6 +1,5 @@
 """A reverse proxy before an API server that notes every request and can fail on demand."""
 
-import asyncio
 import contextlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
@@ -17,6 +16,7 @@ class Seen:
     """One request."""
 
     method: str
+    """WATCH for a GET that watches."""
     path: str
     status: int
 
@@ -50,23 +50,27 @@ class RecordingProxy:
 
     def writes(self) -> list[Seen]:
         """Requests that were meant to change something."""
-        return [seen for seen in self.seen if seen.method != "GET"]
+        return [seen for seen in self.seen if seen.method not in ("GET", "WATCH")]
 
     async def _handle(self, request: web.Request) -> web.StreamResponse:
         if self.fault is not None and (answer := self.fault(request)) is not None:
-            self.seen.append(Seen(request.method, request.path, answer.status))
+            self.seen.append(Seen(_verb(request), request.path, answer.status))
             return answer
         headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP_HEADERS}
         body = await request.read()
         async with self._session.request(
             request.method, self.upstream + str(request.rel_url), data=body, headers=headers
         ) as upstream:
-            self.seen.append(Seen(request.method, request.path, upstream.status))
+            self.seen.append(Seen(_verb(request), request.path, upstream.status))
             kept = {key: value for key, value in upstream.headers.items() if key.lower() not in HOP_HEADERS}
             response = web.StreamResponse(status=upstream.status, headers=kept)
-            await response.prepare(request)
-            with contextlib.suppress(ConnectionResetError, asyncio.CancelledError):
+            with contextlib.suppress(ConnectionResetError):  # the client went away
+                await response.prepare(request)
                 async for chunk in upstream.content.iter_any():
                     await response.write(chunk)
                 await response.write_eof()
             return response
+
+
+def _verb(request: web.Request) -> str:
+    return "WATCH" if request.query.get("watch") in ("1", "true") else request.method
