@@ -12,6 +12,7 @@ from pagefleet_server.core.limits import SchedulerLimits
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.scheduler import Scheduler
 from pagefleet_server.core.step import SchedulerOutput
+from pagefleet_server.models.loading import load_model
 from pagefleet_server.runner.runner import Runner, build_runner
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
 from pagefleet_server.tokenizer import load_tokenizer
@@ -40,16 +41,17 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def cases(runner: Runner) -> list[Case]:
-    """20 prompts, each cut from another place of the text, with what transformers generates: its own module, eager
-    attention and cache, over the same weights in memory (reading them from the file twice would take half the time)."""
+def cases() -> list[Case]:
+    """20 prompts, each cut from another place of the text, with what transformers generates: its own module, linears,
+    eager attention and cache, over weights that were read for it alone (the runner packs its own and lets them go)."""
     ids = load_tokenizer(smollm2_gguf()).tokenizer.encode(TEXT, add_special_tokens=False).ids
-    config = copy.deepcopy(runner.model.module.config)
+    weights = load_model(ModelSettings(model=str(smollm2_gguf()), dtype="float32", device="cpu")).module
+    config = copy.deepcopy(weights.config)
     with torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
             config, dtype=torch.float32, attn_implementation="eager"
         )
-    model.load_state_dict(runner.model.module.state_dict(), assign=True)
+    model.load_state_dict(weights.state_dict(), assign=True)
     model.tie_weights()
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     model.eval()

@@ -5,10 +5,10 @@ import random
 from pathlib import Path
 
 import pytest
-import torch
 
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.models.loading import load_model
 from pagefleet_server.runner.kv_memory import allocate_kv
 from pagefleet_server.runner.runner import Runner, build_runner
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
@@ -89,15 +89,16 @@ def test_seeded_draws_do_not_depend_on_neighbours(tmp_path: Path) -> None:
 
 
 def test_smollm2_in_float32_equals_eager() -> None:
-    """Same dequantised weights on both sides; real text, chunked and mixed."""
+    """Weights read apart for each side; random tokens, whose logits reach 35, chunked and mixed. Each side is about
+    5e-6 of that range away from float64: another order of additions in 30 layers."""
     path = smollm2_gguf()
     runner = runner_for(path)
     rng = random.Random(3)
     blocks = Blocks(runner, rng)
     sequences = [blocks.sequence(f"s{n}", [rng.randrange(17, 49152) for _ in range(n)]) for n in (1, 16, 17, 45)]
     got = chunked_logits(runner, sequences, rng)
-    module = runner.model.module
+    module = load_model(ModelSettings(model=str(path), device="cpu", dtype="float32")).module
     module.set_attn_implementation("eager")
     for sequence in sequences:
         want = eager_logits(module, sequence.token_ids)
-        torch.testing.assert_close(got[sequence.name], want, rtol=0, atol=1e-4)
+        assert float((got[sequence.name] - want).abs().max()) <= 1e-5 * float(want.abs().max())
