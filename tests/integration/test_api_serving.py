@@ -149,6 +149,21 @@ async def test_stop_tokens_end_the_output_and_minimum_lengths_hold(talk: Talk) -
     assert answer["usage"]["completion_tokens"] >= first + 2
 
 
+async def test_rules_for_tokens_are_obeyed(talk: Talk) -> None:
+    a, b, c = (await talk.post("/tokenize", prompt="abc"))[1]["tokens"]
+    biased = await talk.complete("Hello", logit_bias={str(a): 100}, **{**GREEDY, "max_tokens": 4})
+    assert biased["choices"][0]["text"] == "aaaa"
+    allowed = await talk.complete("Hello", allowed_token_ids=[a, b], max_tokens=40, ignore_eos=True)
+    assert set(allowed["choices"][0]["text"]) == {"a", "b"}
+    fields = {"allowed_token_ids": [a, b, c], "bad_words": ["ab", "c"], "max_tokens": 40, "ignore_eos": True}
+    text = (await talk.complete("Hello", **fields))["choices"][0]["text"]
+    assert "ab" not in text and "c" not in text
+    status, answer = await talk.post("/v1/completions", prompt="a", logit_bias={str(VOCAB_SIZE): 1})
+    assert (status, answer["error"]["param"]) == (400, "logit_bias")
+    status, answer = await talk.post("/v1/completions", prompt="a", allowed_token_ids=[EOS_ID], min_tokens=1)
+    assert (status, answer["error"]["param"]) == (400, "allowed_token_ids")
+
+
 async def test_an_echo_stands_in_front(talk: Talk) -> None:
     text = (await talk.complete("Hello", **GREEDY))["choices"][0]["text"]
     assert (await talk.complete("Hello", echo=True, **GREEDY))["choices"][0]["text"] == "Hello" + text

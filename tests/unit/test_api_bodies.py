@@ -66,6 +66,16 @@ def test_other_prompts_are_refused_by_name(prompt: Any) -> None:
         ({"stop_token_ids": [-1]}, "stop_token_ids[0]"),
         ({"stream": "yes"}, "stream"),
         ({"stream_options": {"include_usage": True}}, None),
+        ({"min_p": 1.5}, "min_p"),
+        ({"presence_penalty": 2.5}, "presence_penalty"),
+        ({"frequency_penalty": "NaN"}, "frequency_penalty"),
+        ({"repetition_penalty": 0}, "repetition_penalty"),
+        ({"logit_bias": {"a": 1}}, "logit_bias.a"),
+        ({"logit_bias": {"5": 101}}, "logit_bias"),
+        ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
+        ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"bad_words": [" "]}, "bad_words[0]"),
+        ({"bad_words": ["a"] * 65}, "bad_words"),
     ],
 )
 def test_values_out_of_bounds_are_refused_by_name(fields: dict[str, Any], want_param: str | None) -> None:
@@ -107,7 +117,7 @@ def test_false_is_not_zero() -> None:
     assert check_extra({"logprobs": False}) == []
     with pytest.raises(BadRequestError):
         check_extra({"logprobs": 0})
-    assert check_extra({"frequency_penalty": 0.0}) == []
+    assert check_extra({"length_penalty": 1.0}) == []
 
 
 def test_no_declared_field_is_also_in_a_table() -> None:

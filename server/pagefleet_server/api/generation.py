@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from pagefleet_server.api.errors import ApiError, BadRequestError
+from pagefleet_server.api.errors import ApiError
 from pagefleet_server.api.output_text import Delta, OutputText, TextRules
 from pagefleet_server.api.service import Service
 from pagefleet_server.api.text_model import TextModel
-from pagefleet_server.client.errors import EngineError, RequestRefusedError
+from pagefleet_server.client.errors import EngineError
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.core.sampling_params import SamplingParams
 
@@ -84,9 +84,6 @@ class Generation:
         try:
             for plan in self._plans:
                 self.choices.append(self._submit(plan))
-        except RequestRefusedError as error:
-            self._close()
-            raise BadRequestError(str(error)) from error
         except EngineError as error:
             self._close()
             raise self._service.explain(error) from error

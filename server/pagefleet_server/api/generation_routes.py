@@ -15,7 +15,7 @@ from pagefleet_server.api.protocol.chat import ChatBody
 from pagefleet_server.api.protocol.completions import DEFAULT_MAX_TOKENS, CompletionBody
 from pagefleet_server.api.protocol.sampling import SamplingBody
 from pagefleet_server.api.replies import ChatReply, CompletionReply, Reply
-from pagefleet_server.api.sampling import SEEDS, make_sampling, make_text_rules
+from pagefleet_server.api.sampling import SEEDS, ModelFacts, make_sampling, make_text_rules
 from pagefleet_server.api.service import SERVICE, Loaded, Service
 
 Prompt = tuple[list[int], str | None]
@@ -32,7 +32,8 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     with ExitStack() as stack:
         with service.admit(len(body.prompts) * body.n) as arrival:
             prompts = [await _encode_prompt(loaded, body, prompt) for prompt in body.prompts]
-            plans = _plan(loaded, body, prompts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
+            facts = await _learn_facts(loaded, body)
+            plans = _plan(loaded, body, prompts, facts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
             generation = stack.enter_context(Generation(service, loaded.text, plans, arrival=arrival))
         reply = CompletionReply(_head("cmpl", service), with_token_ids=body.return_token_ids)
         return await _answer(request, service, generation, reply, body)
@@ -49,7 +50,8 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
         with service.admit(body.n) as arrival:
             prompt = await _encode_conversation(loaded, body)
             wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-            plans = _plan(loaded, body, [(prompt, None)], wanted=wanted, default=None)
+            facts = await _learn_facts(loaded, body)
+            plans = _plan(loaded, body, [(prompt, None)], facts, wanted=wanted, default=None)
             generation = stack.enter_context(Generation(service, loaded.text, plans, arrival=arrival))
         reply = ChatReply(_head("chatcmpl", service), with_token_ids=body.return_token_ids)
         return await _answer(request, service, generation, reply, body)
@@ -93,8 +95,22 @@ async def _encode_conversation(loaded: Loaded, body: ChatBody) -> list[int]:
     )
 
 
+async def _learn_facts(loaded: Loaded, body: SamplingBody) -> ModelFacts:
+    return ModelFacts(
+        eos_token_ids=tuple(loaded.ready.eos_token_ids),
+        vocab_size=loaded.ready.vocab_size,
+        bad_words=await loaded.text.encode_words(body.bad_words) if body.bad_words else (),
+    )
+
+
 def _plan(
-    loaded: Loaded, body: SamplingBody, prompts: Sequence[Prompt], *, wanted: int | None, default: int | None
+    loaded: Loaded,
+    body: SamplingBody,
+    prompts: Sequence[Prompt],
+    facts: ModelFacts,
+    *,
+    wanted: int | None,
+    default: int | None,
 ) -> list[ChoicePlan]:
     """`n` choices for each prompt, in order. Raises BadRequestError."""
     ready = loaded.ready
@@ -104,13 +120,7 @@ def _plan(
     for prompt_index, (token_ids, echo) in enumerate(prompts):
         max_tokens = resolve_max_tokens(len(token_ids), wanted, default=default, max_model_len=ready.max_model_len)
         for number in range(body.n):
-            sampling = make_sampling(
-                body,
-                max_tokens=max_tokens,
-                seed=first_seed + number,
-                eos_token_ids=ready.eos_token_ids,
-                vocab_size=ready.vocab_size,
-            )
+            sampling = make_sampling(body, max_tokens=max_tokens, seed=first_seed + number, facts=facts)
             plans.append(
                 ChoicePlan(
                     index=prompt_index * body.n + number,

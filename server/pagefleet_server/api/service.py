@@ -10,7 +10,7 @@ from aiohttp import web
 
 from pagefleet_server.api.admission import Room, count_excess
 from pagefleet_server.api.drain import Drain
-from pagefleet_server.api.errors import BadRequestError, NotFoundError, Refusal, UnavailableError
+from pagefleet_server.api.errors import ApiError, BadRequestError, NotFoundError, Refusal, UnavailableError
 from pagefleet_server.api.gauges import GaugeView
 from pagefleet_server.api.lengths import TOO_LONG
 from pagefleet_server.api.metrics import Metrics
@@ -18,7 +18,7 @@ from pagefleet_server.api.protocol.fields import UnknownFields
 from pagefleet_server.api.text_model import TextModel
 from pagefleet_server.api.tracker import Tracker
 from pagefleet_server.client.engine_client import EngineClient
-from pagefleet_server.client.errors import EngineDeadError, EngineError
+from pagefleet_server.client.errors import EngineDeadError, EngineError, RequestRefusedError
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.settings import ServerSettings
 from pagefleet_server.wire import Ready
@@ -157,8 +157,10 @@ class Service:
                 code="model_not_found",
             )
 
-    def explain(self, error: EngineError) -> UnavailableError:
+    def explain(self, error: EngineError) -> ApiError:
         """A failed engine call as an answer."""
+        if isinstance(error, RequestRefusedError):
+            return BadRequestError(str(error))
         if isinstance(error, DrainExpiredError):
             return UnavailableError(Refusal("draining", str(error), ELSEWHERE_RETRY_SECONDS))
         if isinstance(error, EngineDeadError):

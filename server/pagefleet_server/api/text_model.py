@@ -42,6 +42,16 @@ class TextModel:
         """Token ids of a text that need not fit into the context."""
         return await self._in_thread(lambda: self._encode(text, add_special_tokens))
 
+    async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
+        """The token sequences of words, at the beginning of a text and after a space; none twice."""
+
+        def work() -> tuple[tuple[int, ...], ...]:
+            spellings = [spelling for word in words for spelling in (word, f" {word.lstrip()}")]
+            sequences = [tuple(self._encode(spelling, add_special_tokens=False)) for spelling in spellings]
+            return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
+
+        return await self._in_thread(work)
+
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """The prompt text of a conversation; options of ChatTemplate.render. Raises BadRequestError."""
         template = self._template

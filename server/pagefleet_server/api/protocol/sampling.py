@@ -7,6 +7,9 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 MAX_STOPS = 32
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
+MAX_BIASES = 1024
+MAX_BAD_WORDS = 64
+MAX_ALLOWED_IDS = 65536
 MAX_CHOICES = 128
 """Of one prompt (`n`)."""
 INT64 = 2**63
@@ -31,6 +34,10 @@ Stops = Annotated[
 ]
 TokenId = Annotated[int, Field(ge=0, lt=2**31, strict=True)]
 Flag = Annotated[bool, Field(strict=True)]
+Penalty = Annotated[float, Field(ge=-2, le=2, allow_inf_nan=False)]
+Bias = Annotated[float, Field(ge=-100, le=100, allow_inf_nan=False)]
+TokenKey = Annotated[str, Field(pattern=r"^\d{1,9}$")]
+BadWord = Annotated[str, Field(pattern=r"\S", max_length=MAX_STOP_CHARS)]
 
 
 class StreamOptions(BaseModel):
@@ -58,11 +65,23 @@ class SamplingBody(BaseModel):
     top_p: Annotated[float, Field(gt=0, le=1, allow_inf_nan=False)] = 1.0
     top_k: Annotated[int, Field(ge=-1, lt=2**31)] = 0
     """0 and -1 keep all."""
+    min_p: Annotated[float, Field(ge=0, le=1, allow_inf_nan=False)] = 0.0
+    """Tokens less than min_p times as likely as the likeliest are left out."""
+    presence_penalty: Penalty = 0.0
+    frequency_penalty: Penalty = 0.0
+    repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0
+    """Over prompt and output; 1 is off."""
+    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=MAX_BIASES)] = Field(default_factory=dict)
+    """Token id (as JSON's keys are: text) -> added to its logit."""
+    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = None
+    """Only these may be drawn."""
+    bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] = Field(default_factory=list)
+    """Texts that may not come about."""
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     """Choice i is drawn with seed + i."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     stop: Stops = None
-    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] = []
+    stop_token_ids: Annotated[list[TokenId], Field(max_length=MAX_STOP_TOKEN_IDS)] = Field(default_factory=list)
     include_stop_str_in_output: Flag = False
     ignore_eos: Flag = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
