@@ -107,7 +107,12 @@ class LocalCluster:
         kubeconfig.write(self.kubeconfig_path, name="pagefleet-local")
         self._client = await Client(kubeconfig).__aenter__()
         rng = random.Random()
-        manager = ControllerManager(self._client, rng=rng, node_grace_seconds=self.settings.node_grace_seconds)
+        manager = ControllerManager(
+            self._client,
+            claims_directory=self.settings.directory / "shared" / "claims",
+            rng=rng,
+            node_grace_seconds=self.settings.node_grace_seconds,
+        )
         self._manager_task = asyncio.create_task(manager.run())
         for index in range(self.settings.nodes):
             self.start_node(index)

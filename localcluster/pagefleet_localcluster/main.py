@@ -12,13 +12,14 @@ import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from pagefleet_localcluster.client import Client
 from pagefleet_localcluster.kubeconfig import Kubeconfig, KubeconfigError
-from pagefleet_localcluster.launcher import ClusterSettings, LocalCluster
-from pagefleet_localcluster.node.node import Node
 from pagefleet_localcluster.node.process import end_stale, start_time
 from pagefleet_localcluster.node.settings import NodeSettings
+
+if TYPE_CHECKING:
+    from pagefleet_localcluster.launcher import ClusterSettings
 
 DEFAULT_FOLDER = Path(".pagefleet-local")
 READY_SECONDS = 30.0
@@ -59,12 +60,15 @@ def _parser() -> argparse.ArgumentParser:
     node.add_argument("--kubeconfig", type=Path, required=True)
     node.add_argument("--name", required=True)
     node.add_argument("--index", type=int, default=31, help="which 127.(64+INDEX).0.0/16 its pods use (%(default)s)")
-    node.add_argument("--gpus", type=int, default=0)
+    node.add_argument("--gpus", type=int, default=0, help="nvidia.com/gpu slots (%(default)s)")
+    node.add_argument("--lease-seconds", type=float, default=10.0, help="period of heartbeats (%(default)s)")
     node.set_defaults(run=_node)
     return parser
 
 
 def _up(options: argparse.Namespace) -> int:
+    from pagefleet_localcluster.launcher import ClusterSettings  # slow to import: other commands answer at once
+
     settings = ClusterSettings(
         options.dir,
         options.nodes,
@@ -80,7 +84,9 @@ def _up(options: argparse.Namespace) -> int:
     return asyncio.run(_serve(settings))
 
 
-async def _serve(settings: ClusterSettings) -> int:
+async def _serve(settings: "ClusterSettings") -> int:
+    from pagefleet_localcluster.launcher import LocalCluster
+
     began = time.monotonic()
     stop = _stop_on_signals()
     state = _state_file(settings.directory)
@@ -135,9 +141,10 @@ def _down(options: argparse.Namespace) -> int:
         left = end_stale(options.dir / "nodes")
         print(f"no cluster runs in {options.dir}" + (f"; ended {len(left)} processes of a killed one" if left else ""))
         return 0
+    started = start_time(pid)
     os.kill(pid, signal.SIGTERM)
     deadline = time.monotonic() + STOP_SECONDS
-    while _running(options.dir) is not None:
+    while start_time(pid) == started:
         if time.monotonic() > deadline:
             os.kill(pid, signal.SIGKILL)
             print(f"cluster {pid} did not stop within {STOP_SECONDS:g} s and was killed, its pods with it")
@@ -171,12 +178,16 @@ def _node(options: argparse.Namespace) -> int:
         options.dir / "shared",
         index=options.index,
         gpus=options.gpus,
+        lease_seconds=options.lease_seconds,
     )
     asyncio.run(_serve_node(settings, Kubeconfig.load(options.kubeconfig)))
     return 0
 
 
 async def _serve_node(settings: NodeSettings, kubeconfig: Kubeconfig) -> None:
+    from pagefleet_localcluster.client import Client
+    from pagefleet_localcluster.node.node import Node
+
     stop = _stop_on_signals()
     async with Client(kubeconfig) as client:
         node = Node(settings, client, rng=random.Random())

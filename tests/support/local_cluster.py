@@ -38,7 +38,7 @@ async def eventually(probe: Callable[[], Awaitable[T | None]], seconds: float = 
             if result := await probe():
                 return result
             last = result
-        except (ApiError, aiohttp.ClientError, OSError, AssertionError) as error:
+        except (ApiError, aiohttp.ClientError, OSError, AssertionError, LookupError) as error:
             last = error
         if loop.time() > deadline:
             raise AssertionError(f"not within {seconds} s; last: {last!r}")

@@ -4,8 +4,10 @@ import asyncio
 import random
 import time
 from collections.abc import Callable
+from pathlib import Path
 
 from pagefleet_localcluster.client import (
+    CLAIMS,
     DEPLOYMENTS,
     DISRUPTION_BUDGETS,
     ENDPOINT_SLICES,
@@ -15,6 +17,7 @@ from pagefleet_localcluster.client import (
     SERVICES,
     Client,
 )
+from pagefleet_localcluster.controllers.claims import ClaimController
 from pagefleet_localcluster.controllers.deployment import DeploymentController
 from pagefleet_localcluster.controllers.disruption import DisruptionController
 from pagefleet_localcluster.controllers.endpoints import EndpointsController
@@ -34,6 +37,7 @@ class ControllerManager:
         self,
         client: Client,
         *,
+        claims_directory: Path,
         rng: random.Random,
         node_grace_seconds: float = 40.0,
         clock: Callable[[], float] = time.time,
@@ -45,13 +49,15 @@ class ControllerManager:
         self.slices = Reflector(client, ENDPOINT_SLICES)
         self.nodes = Reflector(client, NODES)
         self.budgets = Reflector(client, DISRUPTION_BUDGETS)
+        self.claims = Reflector(client, CLAIMS)
 
         deployment = DeploymentController(client, self.deployments, self.replica_sets, self.pods, clock)
         replica_set = ReplicaSetController(client, self.replica_sets, self.pods, clock)
-        scheduler = self._scheduler = Scheduler(client, self.pods, self.nodes, clock)
+        scheduler = self._scheduler = Scheduler(client, self.pods, self.nodes, self.claims, clock)
         endpoints = EndpointsController(client, self.services, self.pods, self.slices)
         budget = DisruptionController(client, self.budgets, self.pods, self.replica_sets, self.deployments, clock)
         node = NodeLifecycleController(client, self.nodes, self.pods, grace_seconds=node_grace_seconds, clock=clock)
+        claim = ClaimController(client, self.claims, claims_directory)
         self._proxy = ServiceProxy(client, self.services, self.pods, rng=rng)
 
         self._deployment_queue = WorkQueue("deployment", deployment.reconcile)
@@ -61,6 +67,7 @@ class ControllerManager:
         self._budget_queue = WorkQueue("disruption budget", budget.reconcile)
         self._node_queue = WorkQueue("node", node.reconcile)
         self._proxy_queue = WorkQueue("service proxy", self._proxy.reconcile)
+        self._claim_queue = WorkQueue("claim", claim.reconcile)
         self._recorders = [c.events for c in (deployment, replica_set, scheduler, self._proxy)]
 
         self.deployments.listeners += [_each(self._deployment_queue), self._wake_budgets]
@@ -69,6 +76,7 @@ class ControllerManager:
         self.services.listeners += [_each(self._endpoints_queue), _each(self._proxy_queue)]
         self.nodes.listeners += [_each(self._node_queue), self._retry_blocked]
         self.budgets.listeners += [_each(self._budget_queue)]
+        self.claims.listeners += [_each(self._claim_queue), self._retry_blocked]
 
     async def run(self) -> None:
         """Run until cancelled: reflectors first, controllers once every collection has been listed."""
@@ -80,6 +88,7 @@ class ControllerManager:
             self.slices,
             self.nodes,
             self.budgets,
+            self.claims,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -97,6 +106,7 @@ class ControllerManager:
                     self._budget_queue,
                     self._node_queue,
                     self._proxy_queue,
+                    self._claim_queue,
                 ):
                     group.create_task(queue.run())
         finally:

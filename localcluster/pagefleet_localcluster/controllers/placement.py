@@ -67,6 +67,16 @@ def place(pod: Object, nodes: Sequence[Object], pods: Iterable[Object]) -> Place
     )
 
 
+def missing_claim(name: str, num_nodes: int) -> Placement:
+    """The scheduler's words for a pod whose PersistentVolumeClaim does not exist."""
+    nodes = f"0/{num_nodes} nodes are available"
+    return Placement(
+        None,
+        f'{nodes}: persistentvolumeclaim "{name}" not found. '
+        f"preemption: {nodes}: {num_nodes} Preemption is not helpful for scheduling.",
+    )
+
+
 def _obstacles(pod: Object, node: Object, placed: Sequence[Object]) -> tuple[list[str], bool]:
     """(reasons why the pod cannot run there, whether removing pods would not help either)."""
     spec = pod["spec"]

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from pagefleet_localcluster.client import PODS, STRATEGIC, Client
-from pagefleet_localcluster.controllers.placement import place
+from pagefleet_localcluster.controllers.placement import missing_claim, place
 from pagefleet_localcluster.event_recorder import EventRecorder
 from pagefleet_localcluster.objects import (
     Object,
@@ -22,11 +22,17 @@ class Scheduler:
     """Places one pod at a time; `blocked` holds the keys of pods that found no node, longest waiting first."""
 
     def __init__(
-        self, client: Client, pods: Reflector, nodes: Reflector, clock: Callable[[], float] = time.time
+        self,
+        client: Client,
+        pods: Reflector,
+        nodes: Reflector,
+        claims: Reflector,
+        clock: Callable[[], float] = time.time,
     ) -> None:
         self._client = client
         self._pods = pods
         self._nodes = nodes
+        self._claims = claims
         self._clock = clock
         self.blocked: dict[str, None] = {}
         self.events = EventRecorder(client, "default-scheduler")
@@ -37,7 +43,9 @@ class Scheduler:
         self.blocked.pop(key, None)
         if pod is None or not needs_node(pod) or pod["spec"].get("schedulingGates"):
             return None
-        placement = place(pod, list(self._nodes.objects.values()), self._pods.objects.values())
+        nodes = list(self._nodes.objects.values())
+        missing = self._missing_claim(pod)
+        placement = missing_claim(missing, len(nodes)) if missing else place(pod, nodes, self._pods.objects.values())
         if placement.node is None:
             self.blocked[key] = None
             await self._report(pod, placement.message)
@@ -51,6 +59,13 @@ class Scheduler:
         if self._pods.objects.get(key) is pod:
             self._pods.objects[key] = bound
         self._say(pod, "Normal", "Scheduled", f"Successfully assigned {key_of(pod)} to {placement.node}")
+        return None
+
+    def _missing_claim(self, pod: Object) -> str | None:
+        for volume in pod["spec"].get("volumes") or ():
+            name = (volume.get("persistentVolumeClaim") or {}).get("claimName")
+            if name and f"{pod['metadata']['namespace']}/{name}" not in self._claims.objects:
+                return str(name)
         return None
 
     async def _report(self, pod: Object, message: str) -> None:

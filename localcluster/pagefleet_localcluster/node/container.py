@@ -6,7 +6,7 @@ import signal
 import tempfile
 import time
 import uuid
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 
 import aiohttp
@@ -36,7 +36,7 @@ class ContainerContext:
     settings: NodeSettings
     folder: ContainerFolder
     http: aiohttp.ClientSession
-    build: Callable[[], Command]
+    build: Callable[[], Awaitable[Command]]
     """The command, from the newest configuration. Raises ConfigProblem, StartProblem."""
     say: Callable[[str, str, str], None]
     """Records an event: (type, reason, message)."""
@@ -92,13 +92,19 @@ class ContainerRunner:
         if self.process is not None:
             self.process.signal(signal.SIGKILL)
 
+    def command_beside(self, argv: list[str]) -> Command | None:
+        """A command in the container's environment; None while the container does not run."""
+        if self._command is None or self.process is None:
+            return None
+        return Command("/usr/bin/env", ["env", *argv], self._command.environment, self._command.folder)
+
     async def run_beside(self, argv: list[str], timeout_seconds: float) -> tuple[int, str]:
         """Run a command in the container's environment: (exit code, output). Raises TimeoutError."""
-        if self._command is None:
+        command = self.command_beside(argv)
+        if command is None:
             return 1, "the container is not running"
-        command = Command("/usr/bin/env", ["env", *argv], self._command.environment, self._command.folder)
         with tempfile.TemporaryFile(dir=self._context.folder.path) as output:
-            process = Process(command, output=output.fileno(), pid_file=None)
+            process = Process(command, output=output.fileno())
             try:
                 async with asyncio.timeout(timeout_seconds):
                     code = await process.wait()
@@ -112,7 +118,7 @@ class ContainerRunner:
         context, state = self._context, self.state
         while True:
             try:
-                self._command = context.build()
+                self._command = await context.build()
                 break
             except ConfigProblem as error:
                 if state.state.get("waiting", {}).get("message") != str(error):
@@ -127,6 +133,8 @@ class ContainerRunner:
                 context.say("Warning", "Failed", f"Error: {error}")
                 context.changed()
                 return 128
+        if self._stopping.is_set():
+            return None
         number = state.restart_count + restarted
         context.folder.termination_log.write_bytes(b"")
         context.folder.log(number - 2).unlink(missing_ok=True)

@@ -1,4 +1,4 @@
-"""The node's own HTTP server: logs of its containers."""
+"""The node's own HTTP server: logs of its containers, commands beside them."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ from typing import Protocol
 from aiohttp import web
 
 from pagefleet_localcluster.node.container import ContainerRunner
+from pagefleet_localcluster.node.exec_session import MAX_FRAME_BYTES, PROTOCOLS, serve_exec
 from pagefleet_localcluster.node.pod import HOST_ADDRESS, PodWorker
 
 logger = logging.getLogger(__name__)
@@ -26,7 +27,8 @@ class PodFinder(Protocol):
 
 
 class KubeletServer:
-    """Serves `GET /containerLogs/{namespace}/{pod}/{container}` on a free port of 127.0.0.1."""
+    """Serves `GET /containerLogs/{namespace}/{pod}/{container}` and WebSockets on `/exec/...` on a free port of
+    127.0.0.1."""
 
     def __init__(self, pods: PodFinder) -> None:
         self._pods = pods
@@ -39,6 +41,7 @@ class KubeletServer:
         app.add_routes(
             [
                 web.get("/containerLogs/{namespace}/{pod}/{container}", self._logs),
+                web.get("/exec/{namespace}/{pod}/{container}", self._exec),
                 web.get("/healthz", self._health),
             ]
         )
@@ -79,6 +82,18 @@ class KubeletServer:
         await response.prepare(request)
         await _stream(response, path, runner if query.get("follow") == "true" and not previous else None, tail, limit)
         return response
+
+    async def _exec(self, request: web.Request) -> web.StreamResponse:
+        _, runner = self._find(request)
+        argv = request.query.getall("command", [])
+        command = runner.command_beside(argv)
+        if not argv or command is None:
+            raise web.HTTPBadRequest(text=f"container {runner.state.name} is not running" if argv else "no command")
+        socket = web.WebSocketResponse(protocols=PROTOCOLS, max_msg_size=MAX_FRAME_BYTES)
+        await socket.prepare(request)
+        wants = {name: request.query.get(name) in ("true", "1") for name in ("stdin", "tty")}
+        await serve_exec(socket, command, stdin=wants["stdin"], tty=wants["tty"])
+        return socket
 
     def _find(self, request: web.Request) -> tuple[PodWorker, ContainerRunner]:
         info = request.match_info

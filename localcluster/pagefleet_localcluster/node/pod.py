@@ -236,15 +236,25 @@ class PodWorker:
         folder = self.folder_of(name)
         section = "initContainers" if container in (self.pod["spec"].get("initContainers") or ()) else "containers"
 
-        def build() -> Command:
-            return build_command(
-                container,
-                self._facts,
-                settings=self._services.settings,
-                folder=folder,
-                volumes=self._volumes,
-                gpu_ids=self._gpu_ids.get(name, ()),
-            )
+        async def build() -> Command:
+            def attempt() -> Command:
+                return build_command(
+                    container,
+                    self._facts,
+                    settings=self._services.settings,
+                    folder=folder,
+                    volumes=self._volumes,
+                    gpu_ids=self._gpu_ids.get(name, ()),
+                )
+
+            try:
+                return attempt()
+            except ConfigProblem as problem:  # what is missing may have been created since
+                try:
+                    await self._fetch_config()
+                except (ApiError, *UNREACHABLE):
+                    raise problem from None
+                return attempt()
 
         def say(type: str, reason: str, message: str) -> None:
             self._say(type, reason, message, f"spec.{section}{{{name}}}")
@@ -287,7 +297,7 @@ class PodWorker:
 
     async def _write_status(self) -> None:
         view = PodView(
-            phase=self._phase,
+            phase=self._visible_phase(),
             address=self.address if self._set_up else "",
             host_address=HOST_ADDRESS,
             init=[runner.state for runner in self._init],
@@ -312,6 +322,11 @@ class PodWorker:
             else:
                 self._take(fresh)
                 return
+
+    def _visible_phase(self) -> str:
+        """A pod is Pending until each of its containers has run once."""
+        fresh = any("waiting" in r.state.state and not r.state.last_state for r in self._main)
+        return "Pending" if fresh and self._phase == "Running" else self._phase
 
     def _take(self, pod: Object) -> None:
         """Go on from a newer version; an older one (an answer overtaken by the watch) is ignored."""

@@ -17,6 +17,8 @@ if sys.platform == "linux":
     ctypes.CDLL(None).prctl(1, 9)
     if os.getppid() != int(sys.argv[1]):
         os._exit(137)
+if os.isatty(0):
+    os.close(os.open(os.ttyname(0), os.O_RDWR))
 import _signal
 for number in (_signal.SIGPIPE, _signal.SIGXFSZ):
     _signal.signal(number, _signal.SIG_DFL)
@@ -26,7 +28,8 @@ except OSError as error:
     sys.stderr.write(f"exec {sys.argv[2]}: {error.strerror}\\n")
     os._exit(127 if error.errno == 2 else 126)
 """
-"""Runs in the new process: asks for SIGKILL when the node dies (PR_SET_PDEATHSIG), then becomes the command."""
+"""Runs in the new process: asks for SIGKILL when the node dies (PR_SET_PDEATHSIG), makes a terminal on stdin its own,
+then becomes the command."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +48,15 @@ class Process:
     """A started command. `exit_code` is None until it has ended; a signal's death counts as 128 + its number."""
 
     def __init__(
-        self, command: Command, *, output: int, input: int = subprocess.DEVNULL, pid_file: Path | None
+        self,
+        command: Command,
+        *,
+        output: int,
+        error: int = subprocess.STDOUT,
+        input: int = subprocess.DEVNULL,
+        pid_file: Path | None = None,
     ) -> None:
-        """Start it. `output`: file descriptor for stdout and stderr, as `subprocess.PIPE` or STDOUT would be.
+        """Start it with these file descriptors as stdout, stderr (by default the same) and stdin.
 
         Raises OSError when nothing can be started."""
         self._popen = subprocess.Popen(
@@ -56,7 +65,7 @@ class Process:
             cwd=command.folder,
             stdin=input,
             stdout=output,
-            stderr=subprocess.STDOUT,
+            stderr=error,
             start_new_session=True,
         )
         self.pid = self._popen.pid
