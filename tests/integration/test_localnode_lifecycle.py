@@ -110,8 +110,8 @@ async def test_pods_of_a_killed_node_run_again_elsewhere(tmp_path: Path) -> None
 
             async def moved() -> list[Object] | None:
                 now = await pods(client, "web")
-                nodes = {p["spec"]["nodeName"] for p in now if is_pod_ready(p)}
-                return now if len(now) == 2 and nodes == {"local-0"} else None
+                nodes = [p["spec"]["nodeName"] for p in now if is_pod_ready(p)]
+                return now if nodes == ["local-0", "local-0"] else None
 
             await eventually(moved)
             stuck = await client.get(PODS, victim["metadata"]["name"], "default")

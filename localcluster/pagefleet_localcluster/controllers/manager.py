@@ -119,6 +119,8 @@ class ControllerManager:
         _wake_owner(self._replica_set_queue, "ReplicaSet", old, new)
         pod = new if new is not None else old
         assert pod is not None
+        if new is not None and controller_of(new) is None:
+            self._wake_adopters(new)
         if new is None or is_pod_finished(new):
             self._retry_blocked(old, new)
             self._wake_grandparent(pod)
@@ -136,6 +138,12 @@ class ControllerManager:
             if any(obj is not None and selector.items() <= labels_of(obj).items() for obj in (old, new)):
                 self._endpoints_queue.add(key_of(service))
                 self._proxy_queue.add(key_of(service))
+
+    def _wake_adopters(self, orphan: Object) -> None:
+        for replica_set in self.replica_sets.objects.values():
+            same = replica_set["metadata"]["namespace"] == orphan["metadata"]["namespace"]
+            if same and selector_matches(replica_set["spec"]["selector"], labels_of(orphan)):
+                self._replica_set_queue.add(key_of(replica_set))
 
     def _wake_grandparent(self, pod: Object) -> None:
         """A Deployment with strategy Recreate waits until old pods are gone."""
