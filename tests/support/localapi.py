@@ -11,6 +11,7 @@ import aiohttp
 
 from pagefleet_localcluster.api.rbac import User
 from pagefleet_localcluster.api.server import ApiServer
+from support.transcripts import Transcript
 
 Json = dict[str, Any]
 TOKEN = "test-token"
@@ -49,8 +50,11 @@ class Answer:
 class Api:
     """Requests to one API server."""
 
-    def __init__(self, session: aiohttp.ClientSession, url: str, token: str = TOKEN) -> None:
+    def __init__(
+        self, session: aiohttp.ClientSession, url: str, token: str = TOKEN, transcript: Transcript | None = None
+    ) -> None:
         self.session, self.url, self.token = session, url, token
+        self._transcript = transcript or Transcript()
 
     async def request(
         self,
@@ -73,6 +77,8 @@ class Api:
         async with self.session.request(method, self.url + path, params=query, headers=headers, data=data) as response:
             text = await response.text()
             parsed = json.loads(text) if text.startswith(("{", "[")) else text
+            asked = {"method": method, "path": path, "query": query, "content_type": content_type, "accept": accept}
+            self._transcript.add(asked | {"body": body}, response.status, parsed)
             return Answer(response.status, parsed, response.headers.copy())
 
     async def get(self, path: str, **options: Any) -> Answer:

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 Json = dict[str, Any]
-_PLACEHOLDER = re.compile(r"<(uid|rv|suffix|time|text|ip|node|name|age|rv-text)(-\d+)?>")
-_LEARNED = re.compile(r"<(uid|rv|suffix|ip|name)-\d+>")
+_PLACEHOLDER = re.compile(r"<(uid|rv-text|rv|suffix|time|text|continue-token|cluster-ip|age)(-\d+)?>")
+_AGE = re.compile(r"\d+s")
+_LEARNED = re.compile(r"<((uid|rv|suffix)-\d+|continue-token|cluster-ip)>")
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,17 @@ class Recording:
 
 
 def load(folder: Path, topic: str) -> Recording:
-    """Reads one topic."""
-    return Recording(topic, json.loads((folder / f"{topic}.json").read_text())["steps"])
+    """Reads one topic; names that a run makes anew become placeholders."""
+    text = (folder / f"{topic}.json").read_text()
+    hashes = re.findall(r'"pod-template-hash": "(\w+)"', text) + re.findall(r'ReplicaSet \\"\w+-(\w+)\\"', text)
+    for number, name in enumerate(dict.fromkeys(hashes)):
+        text = text.replace(name, f"<suffix-{100 + number}>")
+    for number, name in enumerate(dict.fromkeys(re.findall(r"<suffix-\d+>-([a-z0-9]{5})\b", text))):
+        text = text.replace(f">-{name}", f">-<suffix-{200 + number}>")
+    for number, name in enumerate(dict.fromkeys(re.findall(r">\.([0-9a-f]{16})\b", text))):
+        text = text.replace(name, f"<suffix-{300 + number}>")
+    text = re.sub(r'"continue": "eyJ\w+"', '"continue": "<continue-token>"', text)
+    return Recording(topic, json.loads(text)["steps"])
 
 
 @dataclass
@@ -100,7 +110,7 @@ class Replay:
         return renamed
 
     def _same_text(self, want: str, got: str) -> bool:
-        if want == got:
+        if want == got or (_AGE.fullmatch(want) and _AGE.fullmatch(got)):
             return True
         if not _PLACEHOLDER.search(want):
             return False
@@ -109,10 +119,10 @@ class Replay:
         for match in _PLACEHOLDER.finditer(want):
             pattern += re.escape(want[at : match.start()])
             known = self.values.get(match[0])
-            if known is not None and match[1] != "rv":
+            if known is not None and match[1] not in ("rv", "continue-token"):
                 pattern += re.escape(known)
             else:
-                pattern += "(.*)" if match[1] in ("text", "time") else "(.+?)"
+                pattern += "(.*)" if match[1] in ("text", "rv-text", "time") else "(.+?)"
                 names.append(match[0])
             at = match.end()
         found = re.fullmatch(pattern + re.escape(want[at:]), got, re.DOTALL)

@@ -70,7 +70,7 @@ class Handlers:
             return _json(render(self._cluster, resource, stored, view))
         selection = reads.select(resource, target.namespace, dict(query))
         if query.get("watch", "").lower() in ("true", "1"):
-            reads.check_watch(dict(query))
+            reads.check_watch(self._cluster, dict(query))
             return await stream_watch(request, self._cluster, selection, view)
         page = reads.list_objects(self._cluster, selection, query)
         return _json(render_list(self._cluster, resource, page.items, page.meta, view))

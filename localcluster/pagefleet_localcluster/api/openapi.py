@@ -15,7 +15,7 @@ _OPENAPI_KEYS = frozenset(
     {"type", "format", "description", "enum", "required", "properties", "items", "additionalProperties", "default"}
     | {"nullable", "pattern", "minimum", "maximum", "minLength", "maxLength", "minItems", "maxItems"}
     | {"x-kubernetes-list-type", "x-kubernetes-list-map-keys", "x-kubernetes-map-type", "x-kubernetes-int-or-string"}
-    | {"x-kubernetes-preserve-unknown-fields"}
+    | {"x-kubernetes-preserve-unknown-fields", "x-kubernetes-validations"}
 )
 
 

@@ -44,8 +44,6 @@ class Writer:
     """Time of the write, RFC 3339."""
     reset: frozenset[str]
     """Top-level fields that this endpoint does not write (`status`, or `spec` and `metadata`)."""
-    unowned: tuple[Path, ...] = ()
-    """Fields that the API computes; nobody owns what is at or below them."""
     structs: frozenset[Path] = frozenset()
     """Containers that always exist in the typed object and so are never owned themselves."""
 
@@ -89,13 +87,9 @@ def _compare(old: Json, new: Json, schema: Schema, writer: Writer) -> _Change:
     written = {path for path, value in after.items() if path not in before or before[path] != value}
     removed = before.keys() - after.keys()
     reset = {"f:" + field for field in writer.reset}
-
-    def counts(path: Path) -> bool:
-        return path[0] not in reset and not any(path[: len(own)] == own for own in writer.unowned)
-
     return _Change(
-        {path for path in written if counts(path) and not (path in writer.structs and not after[path])},
-        {path for path in removed if counts(path)},
+        {path for path in written if path[0] not in reset and not (path in writer.structs and not after[path])},
+        {path for path in removed if path[0] not in reset},
     )
 
 

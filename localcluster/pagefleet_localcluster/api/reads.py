@@ -177,14 +177,14 @@ class WatchEvent:
     """The bookmark that ends the initial events of a watch list."""
 
 
-def check_watch(query: Mapping[str, str]) -> None:
-    """Raises ApiError for options of a watch that contradict each other."""
+def check_watch(cluster: Cluster, query: Mapping[str, str]) -> None:
+    """Raises ApiError for options of a watch that contradict each other, and 504 for a version still to come."""
     if query.get("sendInitialEvents") and query.get("resourceVersionMatch") != "NotOlderThan":
         text = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
         causes = [Cause(field="resourceVersionMatch", message=text, reason="FieldValueForbidden")]
         raise invalid("ListOptions", "meta.k8s.io", "", causes)
     if query.get("resourceVersion"):
-        parse_version(query["resourceVersion"])
+        _check_future(cluster, parse_version(query["resourceVersion"]))
 
 
 async def watch(

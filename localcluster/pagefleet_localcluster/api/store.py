@@ -195,6 +195,7 @@ class Waiter:
 
 
 def freeze(obj: Json, version: int) -> Stored:
-    """An object with its version, and its text."""
+    """An object with its version, and its text, which starts with kind and apiVersion."""
+    obj = {"kind": obj.get("kind", ""), "apiVersion": obj.get("apiVersion", "")} | obj
     obj["metadata"]["resourceVersion"] = str(version)
     return Stored(obj, json.dumps(obj, separators=(",", ":")).encode(), version)

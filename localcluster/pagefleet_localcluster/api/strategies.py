@@ -1,7 +1,6 @@
 """What single built-in resources add to the common rules: computed defaults, fixed fields, own checks."""
 
 import ipaddress
-import random
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +23,10 @@ def _nothing(_cluster: Cluster, _obj: Json, _old: Json | None) -> None:
     return None
 
 
+def _nothing_more(_cluster: Cluster, _obj: Json) -> None:
+    return None
+
+
 def _no_faults(_obj: Json, _old: Json | None) -> list[Cause]:
     return []
 
@@ -40,8 +43,8 @@ class Strategy:
     """Whether `metadata.generation` counts changes of the spec."""
     returns_deleted: bool = False
     """Whether a delete answers with the object instead of a Status."""
-    unowned: tuple[str, ...] = ()
-    """What the API computes and no manager owns, as dotted paths."""
+    complete: Callable[[Cluster, Json], None] = _nothing_more
+    """Fills in, on create, what the API itself allots and so no manager owns."""
     structs: tuple[str, ...] = ("spec", "status")
     """Containers that always exist in the typed object, as dotted paths (see ownership.Writer.structs)."""
 
@@ -50,27 +53,37 @@ def _namespace(_cluster: Cluster, obj: Json, old: Json | None) -> None:
     meta = obj["metadata"]
     meta.setdefault("labels", {})["kubernetes.io/metadata.name"] = meta["name"]
     if old is None:
-        obj.setdefault("spec", {}).setdefault("finalizers", ["kubernetes"])
         obj["status"] = {"phase": "Active"}
     else:
         obj["spec"] = old.get("spec", {})
 
 
-def _service(cluster: Cluster, obj: Json, old: Json | None) -> None:
+def _complete_namespace(_cluster: Cluster, obj: Json) -> None:
+    obj["spec"].setdefault("finalizers", ["kubernetes"])
+
+
+def _service(_cluster: Cluster, obj: Json, old: Json | None) -> None:
     spec = obj["spec"]
     for port in spec.get("ports") or ():
         port.setdefault("targetPort", port.get("port"))
     if spec["type"] == "ExternalName":
         return
     spec.setdefault("internalTrafficPolicy", "Cluster")
+    obj["status"].setdefault("loadBalancer", {})
+    if old is not None:
+        for name in ("clusterIP", "clusterIPs", "ipFamilies", "ipFamilyPolicy"):
+            if name in old["spec"]:
+                spec.setdefault(name, old["spec"][name])
+
+
+def _complete_service(cluster: Cluster, obj: Json) -> None:
+    spec = obj["spec"]
+    if spec["type"] == "ExternalName":
+        return
+    spec.setdefault("clusterIP", free_service_ip(cluster))
+    spec.setdefault("clusterIPs", [spec["clusterIP"]])
     spec.setdefault("ipFamilies", ["IPv4"])
     spec.setdefault("ipFamilyPolicy", "SingleStack")
-    obj.setdefault("status", {}).setdefault("loadBalancer", {})
-    if old is not None and not spec.get("clusterIP"):
-        spec["clusterIP"] = old["spec"]["clusterIP"]
-    if not spec.get("clusterIP"):
-        spec["clusterIP"] = free_service_ip(cluster)
-    spec["clusterIPs"] = [spec["clusterIP"]]
 
 
 def free_service_ip(cluster: Cluster) -> str:
@@ -78,7 +91,7 @@ def free_service_ip(cluster: Cluster) -> str:
     on one machine then hardly ever meet. Raises ApiError 500 when full."""
     taken = {stored.obj["spec"].get("clusterIP") for stored in cluster.store.all(("", "services"))}
     count = SERVICE_NETWORK.num_addresses - 1 - _FIRST_SERVICE_IP
-    start = random.randrange(count)
+    start = cluster.rng.randrange(count)
     for step in range(count):
         address = str(SERVICE_NETWORK[_FIRST_SERVICE_IP + (start + step) % count])
         if address not in taken:
@@ -135,9 +148,10 @@ _WORKLOAD_STRUCTS = (
 )
 _PLAIN = Strategy()
 _STRATEGIES: dict[tuple[str, str], Strategy] = {
-    ("", "namespaces"): Strategy(prepare=_namespace, unowned=("spec",)),
+    ("", "namespaces"): Strategy(prepare=_namespace, complete=_complete_namespace),
     ("", "pods"): Strategy(
         prepare=workloads.prepare_pod,
+        complete=workloads.complete_pod,
         check=workloads.check_pod,
         has_generation=True,
         returns_deleted=True,
@@ -147,7 +161,7 @@ _STRATEGIES: dict[tuple[str, str], Strategy] = {
         prepare=_service,
         check=_check_service,
         returns_deleted=True,
-        unowned=("spec.clusterIP", "spec.clusterIPs", "spec.ipFamilies", "spec.ipFamilyPolicy"),
+        complete=_complete_service,
     ),
     ("", "serviceaccounts"): Strategy(returns_deleted=True),
     ("", "persistentvolumeclaims"): Strategy(returns_deleted=True),

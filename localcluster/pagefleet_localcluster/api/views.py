@@ -82,11 +82,17 @@ def render_list(
         parts = [_dump(_partial(stored.obj)) for stored in items]
         head = {"kind": "PartialObjectMetadataList", "apiVersion": "meta.k8s.io/v1", "metadata": meta}
     else:
-        parts = [as_seen(resource, stored) for stored in items]
+        parts = [_without_type(resource, as_seen(resource, stored)) for stored in items]
         if resource.custom:
             meta = {"continue": meta.get("continue", "")} | meta
         head = {"kind": resource.list_kind, "apiVersion": resource.api_version, "metadata": meta}
     return _dump(head)[:-1] + b',"items":[' + b",".join(parts) + b"]}"
+
+
+def _without_type(resource: Resource, text: bytes) -> bytes:
+    """An item of a list: those of built-in resources carry neither kind nor apiVersion."""
+    start = f'{{"kind":"{resource.kind}","apiVersion":"{resource.api_version}",'.encode()
+    return text if resource.custom or not text.startswith(start) else b"{" + text[len(start) :]
 
 
 def render_event(cluster: Cluster, resource: Resource, kind: str, stored: Stored, view: View, *, header: bool) -> bytes:

@@ -39,6 +39,12 @@ def prepare_pod(_cluster: Cluster, obj: Json, old: Json | None) -> None:
         if limits := container["resources"].get("limits"):
             container["resources"]["requests"] = limits | container["resources"].get("requests", {})
     spec.setdefault("enableServiceLinks", True)
+    obj["status"] = {"phase": "Pending", "qosClass": qos_class(spec)}
+
+
+def complete_pod(_cluster: Cluster, obj: Json) -> None:
+    """What admission adds: priority, and tolerance of a node that is away for a while."""
+    spec = obj["spec"]
     spec.setdefault("priority", 0)
     spec.setdefault("preemptionPolicy", "PreemptLowerPriority")
     tolerations = spec.setdefault("tolerations", [])
@@ -47,7 +53,6 @@ def prepare_pod(_cluster: Cluster, obj: Json, old: Json | None) -> None:
             tolerations.append(
                 {"key": key, "operator": "Exists", "effect": "NoExecute", "tolerationSeconds": _TOLERATION_SECONDS}
             )
-    obj["status"] = {"phase": "Pending", "qosClass": qos_class(spec)}
 
 
 def qos_class(spec: Json) -> str:

@@ -81,6 +81,7 @@ def _create(
     admission.admit_create(cluster, resource, obj)
     if applied is None:
         ownership.track_update(None, obj, resource.schema, writer(cluster, resource, options, "Update"))
+    strategy_of(resource).complete(cluster, obj)
     if options.dry_run:
         return freeze(obj, cluster.store.version)
     return cluster.store.put(resource.collection, name, obj)
@@ -339,6 +340,5 @@ def writer(cluster: Cluster, resource: Resource, options: WriteOptions, operatio
         api_version=resource.api_version,
         now=cluster.now(),
         reset=reset,
-        unowned=tuple(tuple("f:" + part for part in path.split(".")) for path in strategy.unowned),
         structs=frozenset(tuple("f:" + part for part in path.split(".")) for path in strategy.structs),
     )
