@@ -23,7 +23,7 @@ QUOTAS = Resource("v1", "resourcequotas", "ResourceQuota")
 
 
 def web(*args: str, replicas: int = 2, **fields: object) -> Object:
-    spec = {"containers": [container(*args, readinessProbe=ready_probe())]}
+    spec = {"containers": [container(*args)]}
     return deployment("web", spec, replicas=replicas, **fields)
 
 
@@ -82,7 +82,9 @@ async def test_a_rollout_that_does_not_progress_says_so(tmp_path: Path) -> None:
     async with running_cluster(tmp_path) as cluster:
         client = cluster.client
         strategy = {"rollingUpdate": {"maxSurge": 1, "maxUnavailable": 0}}
-        await create(client, DEPLOYMENTS, web(progressDeadlineSeconds=2, minReadySeconds=1, strategy=strategy))
+        spec = {"containers": [container(readinessProbe=ready_probe())]}
+        options = {"progressDeadlineSeconds": 3, "minReadySeconds": 1, "strategy": strategy}
+        await create(client, DEPLOYMENTS, deployment("web", spec, replicas=2, **options))
         await rolled_out(client, "web")
         broken = [{"name": "server", "command": ["false"]}]
         patch = {"spec": {"template": {"spec": {"containers": broken}}}}

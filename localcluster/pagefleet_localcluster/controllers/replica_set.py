@@ -175,11 +175,13 @@ def replica_set_status(
     conditions = [condition for condition in before if condition["type"] != "ReplicaFailure"]
     if failure is not None:
         old = next((c for c in before if c["type"] == "ReplicaFailure"), None)
+        # The first message stays: later ones differ only by the name of the pod that could not be created.
         conditions.append(
-            {
+            old
+            or {
                 "type": "ReplicaFailure",
                 "status": "True",
-                "lastTransitionTime": old["lastTransitionTime"] if old is not None else format_time(now),
+                "lastTransitionTime": format_time(now),
                 "reason": failure[0],
                 "message": failure[1],
             }

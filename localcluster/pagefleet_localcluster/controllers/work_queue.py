@@ -1,4 +1,5 @@
-"""Keys to reconcile: each at most once at a time, again after a delay or, when it failed, after a growing back-off."""
+"""Keys to reconcile: each at most once at a time, again after a delay or, when it failed, after a growing back-off that
+no other wish to look at the key shortens."""
 
 import asyncio
 import logging
@@ -19,12 +20,13 @@ class WorkQueue:
         self._name = name
         self._reconcile = reconcile
         self._due: dict[str, float] = {}
-        self._failures: dict[str, int] = {}
+        self._failures: dict[str, tuple[int, float]] = {}
+        """Key -> (failures in a row, when it may be tried again)."""
         self._wake = asyncio.Event()
 
     def add(self, key: str, after_seconds: float = 0.0) -> None:
-        """Reconcile `key` at the latest after `after_seconds`."""
-        when = asyncio.get_running_loop().time() + after_seconds
+        """Reconcile `key` at the latest after `after_seconds`, or when its back-off ends."""
+        when = max(asyncio.get_running_loop().time() + after_seconds, self._failures.get(key, (0, 0.0))[1])
         self._due[key] = min(when, self._due.get(key, when))
         self._wake.set()
 
@@ -49,11 +51,17 @@ class WorkQueue:
     async def _attempt(self, key: str) -> None:
         try:
             again = await self._reconcile(key)
-        except (ApiError, *UNREACHABLE) as error:
-            failures = self._failures[key] = self._failures.get(key, 0) + 1
-            conflict = isinstance(error, ApiError) and error.code in (404, 409)
-            (logger.debug if conflict else logger.warning)("%s %s: %s", self._name, key, error)
-            self.add(key, min(MIN_BACKOFF_SECONDS * 2 ** min(failures - 1, 16), MAX_BACKOFF_SECONDS))
+        except Exception as error:  # noqa: BLE001 - the boundary: one broken object must not end all controllers
+            failures = self._failures.get(key, (0, 0.0))[0] + 1
+            delay = min(MIN_BACKOFF_SECONDS * 2 ** min(failures - 1, 16), MAX_BACKOFF_SECONDS)
+            self._failures[key] = (failures, asyncio.get_running_loop().time() + delay)
+            if not isinstance(error, (ApiError, *UNREACHABLE)):
+                logger.exception("%s %s failed", self._name, key)
+            elif isinstance(error, ApiError) and error.code in (404, 409):
+                logger.debug("%s %s: %s", self._name, key, error)
+            else:
+                logger.warning("%s %s: %s", self._name, key, error)
+            self.add(key)
         else:
             self._failures.pop(key, None)
             if again is not None:
