@@ -51,7 +51,7 @@ class WorkQueue:
     async def _attempt(self, key: str) -> None:
         try:
             again = await self._reconcile(key)
-        except Exception as error:  # noqa: BLE001 - the boundary: one broken object must not end all controllers
+        except Exception as error:  # the boundary: one broken object must not end all controllers
             failures = self._failures.get(key, (0, 0.0))[0] + 1
             delay = min(MIN_BACKOFF_SECONDS * 2 ** min(failures - 1, 16), MAX_BACKOFF_SECONDS)
             self._failures[key] = (failures, asyncio.get_running_loop().time() + delay)

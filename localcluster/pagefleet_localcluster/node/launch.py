@@ -60,6 +60,7 @@ def build_command(
     base = {
         "PATH": search_path(rule),
         "HOME": str(folder.work),
+        "TMPDIR": str(folder.work),
         "HOSTNAME": metadata["name"],
         "LANG": "C.UTF-8",
         "XDG_CACHE_HOME": str(settings.shared_directory / "cache"),
