@@ -99,8 +99,10 @@ def parse_value(flag: Flag, text: str, source: str) -> object:
     if flag.kind is str:
         if flag.choices and text not in flag.choices:
             raise BadSettingError(f"{source}: {text[:100]!r} is none of {', '.join(flag.choices)}")
-        if not text:
+        if not text and flag.default != "":
             raise BadSettingError(f"{source}: must not be empty")
+        if flag.meta is not None and flag.meta.pattern is not None and not re.fullmatch(flag.meta.pattern, text):
+            raise BadSettingError(f"{source}: {text[:100]!r} does not look like it must: {flag.doc}")
         return text
     if flag.kind is bool:
         known = {"1": True, "true": True, "yes": True, "0": False, "false": False, "no": False}
@@ -178,7 +180,7 @@ def _show(flag: Flag) -> str:
         return f"{flag.default // 1024**2}MiB"
     if flag.kind is bool:
         return "off"
-    return "chosen at start" if flag.default is None else str(flag.default)
+    return "none" if flag.default is None else str(flag.default) or "empty"
 
 
 def _parse_size(text: str, source: str) -> int:

@@ -99,6 +99,17 @@ class HttpSettings:
     """/livez fails when there is work and the engine said nothing for so long. > 0."""
     write_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """A client that takes nothing from its stream for so long is dropped and its request aborted. > 0."""
+    read_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
+    """A request body must have arrived after so long; then 408. > 0."""
+    keep_alive_seconds: Annotated[float, Meta(gt=0)] = 75.0
+    """A connection without a request is closed after so long; longer than what proxies in front use. > 0."""
+    request_timeout_seconds: Annotated[float, Meta(gt=0)] | None = None
+    """An answer must be complete after so long, from arrival on; then 504, or an error event. A request may ask for
+    less (`timeout`, or the header X-Request-Timeout). None: no limit."""
+    api_key_file: str | None = None
+    """File with one API key a line, read again when it changes. Without: everybody may ask."""
+    root_path: Annotated[str, Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")] = ""
+    """Prefix that a proxy in front adds, such as /llm; routes are served with and without it."""
     drain_delay_seconds: Annotated[float, Meta(ge=0)] = 10.0
     """After SIGTERM new requests are still served for so long: endpoints lag. >= 0."""
     drain_timeout_seconds: Annotated[float, Meta(ge=0)] = 300.0

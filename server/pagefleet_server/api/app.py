@@ -9,7 +9,7 @@ from aiohttp import web
 
 from pagefleet_server.api import generation_routes, status_routes, text_routes
 from pagefleet_server.api.answering import OUTCOME, USAGE
-from pagefleet_server.api.errors import ApiError, ErrorBody, UnavailableError
+from pagefleet_server.api.errors import ApiError, ErrorBody, UnauthorizedError, UnavailableError
 from pagefleet_server.api.service import SERVICE, Service
 from pagefleet_server.log import ACCESS_LOGGER
 
@@ -20,34 +20,45 @@ REQUEST_ID_PATTERN = re.compile(r"[A-Za-z0-9._:/+=-]{1,128}")
 CLIENT_GONE_STATUS = 499
 """In the access log only: the client closed the connection before the answer."""
 PROBES = frozenset({"/livez", "/readyz", "/startupz", "/health", "/metrics"})
-"""Logged at debug level: they come every few seconds."""
+"""Need no key, and are logged at debug level: they come every few seconds."""
+KEYLESS = PROBES | {"/drain"}
+"""/drain answers loopback peers only."""
 
 
 def make_app(service: Service) -> web.Application:
     """The whole HTTP surface."""
-    app = web.Application(
-        middlewares=[follow_request, answer_errors], client_max_size=service.settings.http.max_body_bytes
-    )
+    http = service.settings.http
+    app = web.Application(middlewares=[follow_request, answer_errors, check_key], client_max_size=http.max_body_bytes)
     app[SERVICE] = service
     app.on_response_prepare.append(set_headers)
-    app.add_routes(
-        [
-            web.post("/v1/completions", count_open(generation_routes.post_completions)),
-            web.post("/v1/chat/completions", count_open(generation_routes.post_chat_completions)),
-            web.post("/tokenize", text_routes.post_tokenize),
-            web.post("/detokenize", text_routes.post_detokenize),
-            web.get("/v1/models", status_routes.get_models),
-            web.get("/v1/models/{model:.+}", status_routes.get_model),
-            web.get("/version", status_routes.get_version),
-            web.get("/health", status_routes.get_health),
-            web.get("/livez", status_routes.get_livez),
-            web.get("/readyz", status_routes.get_readyz),
-            web.get("/startupz", status_routes.get_startupz),
-            web.get("/metrics", status_routes.get_metrics),
-            web.post("/drain", status_routes.post_drain),
-        ]
-    )
+    for prefix in dict.fromkeys(("", http.root_path)):
+        app.add_routes(make_routes(prefix))
     return app
+
+
+def make_routes(prefix: str) -> list[web.RouteDef]:
+    """Every route, under a prefix."""
+    return [
+        web.post(f"{prefix}/v1/completions", count_open(generation_routes.post_completions)),
+        web.post(f"{prefix}/v1/chat/completions", count_open(generation_routes.post_chat_completions)),
+        web.post(f"{prefix}/tokenize", text_routes.post_tokenize),
+        web.post(f"{prefix}/detokenize", text_routes.post_detokenize),
+        web.get(f"{prefix}/v1/models", status_routes.get_models),
+        web.get(f"{prefix}/v1/models/{{model:.+}}", status_routes.get_model),
+        web.get(f"{prefix}/version", status_routes.get_version),
+        web.get(f"{prefix}/health", status_routes.get_health),
+        web.get(f"{prefix}/livez", status_routes.get_livez),
+        web.get(f"{prefix}/readyz", status_routes.get_readyz),
+        web.get(f"{prefix}/startupz", status_routes.get_startupz),
+        web.get(f"{prefix}/metrics", status_routes.get_metrics),
+        web.post(f"{prefix}/drain", status_routes.post_drain),
+    ]
+
+
+def name_route(request: web.Request) -> str:
+    """The path without the proxy's prefix."""
+    root = request.app[SERVICE].settings.http.root_path
+    return request.path.removeprefix(root) if root and request.path.startswith(f"{root}/") else request.path
 
 
 def count_open(handler: Handler) -> Handler:
@@ -85,7 +96,7 @@ async def follow_request(request: web.Request, handler: Handler) -> web.StreamRe
             line["prompt_tokens"], line["completion_tokens"] = usage.prompt_tokens, usage.completion_tokens
         if OUTCOME in request:
             line["outcome"] = request[OUTCOME]
-        log = ACCESS_LOGGER.debug if request.path in PROBES else ACCESS_LOGGER.info
+        log = ACCESS_LOGGER.debug if name_route(request) in PROBES else ACCESS_LOGGER.info
         log("%s", json.dumps(line))
 
 
@@ -97,6 +108,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     except UnavailableError as error:
         retry = {"Retry-After": str(error.refusal.retry_after_seconds)}
         return _error(error.status, error.body, retry)
+    except UnauthorizedError as error:
+        return _error(error.status, error.body, {"WWW-Authenticate": "Bearer"})
     except ApiError as error:
         return _error(error.status, error.body)
     except web.HTTPRequestEntityTooLarge:
@@ -107,6 +120,17 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _error(error.status, body, {"Allow": ", ".join(sorted(error.allowed_methods))})
     except web.HTTPException as error:
         return _error(error.status, ErrorBody(f"{request.path[:200]}: {error.reason}", "invalid_request_error"))
+
+
+@web.middleware
+async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """Paths that are not there need a key, too: nothing can be learned without one."""
+    keys = request.app[SERVICE].keys
+    if keys is None or name_route(request) in KEYLESS:
+        return await handler(request)
+    if not keys.allow(request.headers.get("Authorization")):
+        raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+    return await handler(request)
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:

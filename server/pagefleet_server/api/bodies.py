@@ -1,11 +1,12 @@
 """Reads a request's body into its model."""
 
+import asyncio
 from typing import TypeVar
 
 from aiohttp import web
 from pydantic import BaseModel, ValidationError
 
-from pagefleet_server.api.errors import UnsupportedMediaTypeError, describe_validation
+from pagefleet_server.api.errors import SlowBodyError, UnsupportedMediaTypeError, describe_validation
 from pagefleet_server.api.protocol.fields import check_extra
 from pagefleet_server.api.service import Service
 from pagefleet_server.log import LOGGER
@@ -14,14 +15,19 @@ Body = TypeVar("Body", bound=BaseModel)
 
 
 async def read_body(request: web.Request, service: Service, kind: type[Body]) -> Body:
-    """The validated body. Raises BadRequestError, UnsupportedMediaTypeError; aiohttp answers 413 by itself.
+    """The validated body. Raises BadRequestError, UnsupportedMediaTypeError, SlowBodyError.
 
-    A field that nobody knows is named once in the log."""
+    aiohttp raises what becomes 413. A field that nobody knows is named once in the log."""
     if request.headers.get("Content-Type") is not None and request.content_type != "application/json":
         raise UnsupportedMediaTypeError(
             f"the body is announced as {request.content_type[:100]!r}; send Content-Type: application/json"
         )
-    raw = await request.read()
+    seconds = service.settings.http.read_timeout_seconds
+    try:
+        async with asyncio.timeout(seconds):
+            raw = await request.read()
+    except TimeoutError as error:
+        raise SlowBodyError(f"the body did not arrive within {seconds:g} s") from error
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:

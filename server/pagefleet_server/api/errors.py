@@ -59,6 +59,29 @@ class NotFoundError(ApiError):
     type = "invalid_request_error"
 
 
+class UnauthorizedError(ApiError):
+    """401: a key is needed, and this is none."""
+
+    status = 401
+    type = "invalid_request_error"
+    code = "invalid_api_key"
+
+
+class DeadlineError(ApiError):
+    """504: the answer was not complete in time."""
+
+    status = 504
+    type = "timeout_error"
+    code = "deadline_exceeded"
+
+
+class SlowBodyError(ApiError):
+    """408: the body did not arrive in time."""
+
+    status = 408
+    type = "invalid_request_error"
+
+
 class ForbiddenError(ApiError):
     """403: not from here."""
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
 
-from pagefleet_server.api.errors import ApiError
+from pagefleet_server.api.errors import ApiError, DeadlineError
 from pagefleet_server.api.output_text import Delta, OutputText, TextRules
 from pagefleet_server.api.service import Service
 from pagefleet_server.api.text_model import TextModel
@@ -72,11 +72,22 @@ class Generation:
     Leaving the block aborts what has not ended: a client that goes away cancels its handler.
     """
 
-    def __init__(self, service: Service, text: TextModel, plans: Sequence[ChoicePlan], *, arrival: float) -> None:
+    def __init__(
+        self,
+        service: Service,
+        text: TextModel,
+        plans: Sequence[ChoicePlan],
+        *,
+        arrival: float,
+        timeout_seconds: float | None = None,
+    ) -> None:
         self._service = service
         self._text = text
         self._plans = plans
         self._arrival = arrival
+        self._timeout_seconds = timeout_seconds
+        self._timer: asyncio.TimerHandle | None = None
+        self._expired: DeadlineError | None = None
         self._reason = "abort"
         self.choices: list[Choice] = []
 
@@ -87,6 +98,9 @@ class Generation:
         except EngineError as error:
             self._close()
             raise self._service.explain(error) from error
+        if self._timeout_seconds is not None:
+            left = self._arrival + self._timeout_seconds - self._service.clock()
+            self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
         return self
 
     def __exit__(
@@ -156,7 +170,7 @@ class Generation:
                 yield delta
                 if delta.finish_reason is not None:
                     return
-            raise EngineError("the request was ended by the server")
+            raise self._expired or EngineError("the request was ended by the server")
         except EngineError as error:
             self._reason = "error"
             raise self._service.explain(error) from error
@@ -175,7 +189,16 @@ class Generation:
         self._service.open_streams.pop(choice.stream.request_id, None)
         self._service.tracker.ended(choice.stream.request_id, reason)
 
+    def _expire(self) -> None:
+        """The deadline is over: the engine forgets what is not done, and whoever follows gets the error."""
+        self._expired = DeadlineError(f"the answer was not complete after {self._timeout_seconds:g} s")
+        for choice in self.choices:
+            if choice.last is None:
+                choice.stream.close()
+
     def _close(self) -> None:
+        if self._timer is not None:
+            self._timer.cancel()
         for choice in self.choices:
             if choice.last is None:
                 self._end(choice, self._reason)

@@ -1,5 +1,6 @@
 """POST /v1/completions and /v1/chat/completions."""
 
+import re
 import secrets
 import uuid
 from collections.abc import Sequence
@@ -9,6 +10,7 @@ from aiohttp import web
 
 from pagefleet_server.api.answering import send_stream, send_whole
 from pagefleet_server.api.bodies import read_body
+from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.generation import ChoicePlan, Generation
 from pagefleet_server.api.lengths import check_token_ids, resolve_max_tokens
 from pagefleet_server.api.protocol.chat import ChatBody
@@ -17,6 +19,8 @@ from pagefleet_server.api.protocol.sampling import SamplingBody
 from pagefleet_server.api.replies import ChatReply, CompletionReply, Reply
 from pagefleet_server.api.sampling import SEEDS, ModelFacts, make_sampling, make_text_rules
 from pagefleet_server.api.service import SERVICE, Loaded, Service
+
+TIMEOUT_HEADER = "X-Request-Timeout"
 
 Prompt = tuple[list[int], str | None]
 """Token ids, and the text to echo."""
@@ -34,7 +38,10 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
             prompts = [await _encode_prompt(loaded, body, prompt) for prompt in body.prompts]
             facts = await _learn_facts(loaded, body)
             plans = _plan(loaded, body, prompts, facts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
-            generation = stack.enter_context(Generation(service, loaded.text, plans, arrival=arrival))
+            timeout = read_timeout(request, service, body)
+            generation = stack.enter_context(
+                Generation(service, loaded.text, plans, arrival=arrival, timeout_seconds=timeout)
+            )
         reply = CompletionReply(_head("cmpl", service), with_token_ids=body.return_token_ids)
         return await _answer(request, service, generation, reply, body)
 
@@ -52,9 +59,23 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
             wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
             facts = await _learn_facts(loaded, body)
             plans = _plan(loaded, body, [(prompt, None)], facts, wanted=wanted, default=None)
-            generation = stack.enter_context(Generation(service, loaded.text, plans, arrival=arrival))
+            timeout = read_timeout(request, service, body)
+            generation = stack.enter_context(
+                Generation(service, loaded.text, plans, arrival=arrival, timeout_seconds=timeout)
+            )
         reply = ChatReply(_head("chatcmpl", service), with_token_ids=body.return_token_ids)
         return await _answer(request, service, generation, reply, body)
+
+
+def read_timeout(request: web.Request, service: Service, body: SamplingBody) -> float | None:
+    """The least of what server, header and body say. Raises BadRequestError for a header that is no number."""
+    limits = [service.settings.http.request_timeout_seconds, body.timeout]
+    header = request.headers.get(TIMEOUT_HEADER)
+    if header is not None:
+        if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", header) or float(header) == 0:
+            raise BadRequestError(f"{TIMEOUT_HEADER}: {header[:40]!r} is no number of seconds above 0")
+        limits.append(float(header))
+    return min((limit for limit in limits if limit is not None), default=None)
 
 
 def _head(prefix: str, service: Service) -> dict[str, object]:

@@ -11,6 +11,7 @@ from pathlib import Path
 
 from aiohttp import web
 
+from pagefleet_server.api.api_keys import ApiKeys, KeyFileError
 from pagefleet_server.api.app import make_app
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.service import DrainExpiredError, Loaded, Service
@@ -61,13 +62,22 @@ class Server:
 
     async def run(self) -> ExitCode:
         """Serve until a signal or the engine's end; leaves no process behind."""
-        model = self._settings.engine.model
+        model, http = self._settings.engine.model, self._settings.http
+        try:
+            keys = http.api_key_file and ApiKeys(Path(http.api_key_file), clock=self._clock, report=LOGGER.info)
+        except KeyFileError as error:
+            LOGGER.error("--api-key-file: %s", error)
+            return ExitCode.USAGE
         client = self._make_client(self._settings.engine)
         name = model.served_model_name or name_model(model.model)
-        service = Service(self._settings, model_name=name, client=client, clock=self._clock)
+        service = Service(self._settings, model_name=name, client=client, clock=self._clock, keys=keys or None)
         client.observe_steps(service.tracker.on_step)
         runner = web.AppRunner(
-            make_app(service), access_log=None, handler_cancellation=True, shutdown_timeout=LAST_WORDS_SECONDS
+            make_app(service),
+            access_log=None,
+            handler_cancellation=True,
+            keepalive_timeout=http.keep_alive_seconds,
+            shutdown_timeout=LAST_WORDS_SECONDS,
         )
         interrupted = asyncio.Event()
         with handle_signals({signal.SIGTERM: service.begin_drain, signal.SIGINT: interrupted.set}):

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from aiohttp import web
 
 from pagefleet_server.api.admission import Room, count_excess
+from pagefleet_server.api.api_keys import ApiKeys
 from pagefleet_server.api.drain import Drain
 from pagefleet_server.api.errors import ApiError, BadRequestError, NotFoundError, Refusal, UnavailableError
 from pagefleet_server.api.gauges import GaugeView
@@ -51,12 +52,15 @@ class Service:
         client: EngineClient,
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,
+        keys: ApiKeys | None = None,
     ) -> None:
         self.settings = settings
         self.model_name = model_name
         self.client = client
         self.clock = clock
         self.wall_clock = wall_clock
+        self.keys = keys
+        """None: everybody may ask."""
         self.created = int(wall_clock())
         self.loaded: Loaded | None = None
         self.drain = Drain(

@@ -86,6 +86,8 @@ class SamplingBody(BaseModel):
     ignore_eos: Flag = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
     skip_special_tokens: Flag = True
+    timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
+    """Seconds from arrival after which the answer must be complete."""
     return_token_ids: Flag = False
     """Token ids of prompt and output beside the text."""
 

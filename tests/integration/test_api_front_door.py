@@ -1,0 +1,107 @@
+"""Keys, prefixes, limits and deadlines: the server over a real engine process without a model."""
+
+import asyncio
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+from support.api_server import cut, memory_command, memory_server, raw_completion, running, write_letter_model
+
+LONG: dict[str, Any] = {"prompt": "ab", "max_tokens": 400, "ignore_eos": True}
+
+
+async def test_keys_guard_all_but_probes_and_a_prefix_changes_nothing(tmp_path: Path) -> None:
+    key_file = tmp_path / "keys"
+    key_file.write_text("first\nsecond\n")
+    async with memory_server(tmp_path, "fine", "--api-key-file", str(key_file), "--root-path", "/llm") as talk:
+        for prefix in ("", "/llm"):
+            for path in ("/livez", "/readyz", "/startupz", "/health", "/metrics"):
+                assert (await talk.get(prefix + path))[0] == 200, path
+            for path in ("/v1/models", "/version", "/nowhere", "/llm/llm/livez", "/v1/../livez2"):
+                status, text = await talk.get(prefix + path)
+                assert (status, json.loads(text)["error"]["code"]) == (401, "invalid_api_key"), path
+            for key, want in (("first", 200), ("second", 200), ("third", 401)):
+                headers = {"Authorization": f"Bearer {key}"}
+                async with talk.session.get(f"{prefix}/v1/models", headers=headers) as response:
+                    assert response.status == want
+                    assert ("WWW-Authenticate" in response.headers) == (want == 401)
+        headers = {"Authorization": "Bearer first"}
+        async with talk.session.post("/llm/v1/completions", json={"prompt": "a"}, headers=headers) as response:
+            assert response.status == 200
+        new = tmp_path / "new"
+        new.write_text("third")
+        os.replace(new, key_file)
+
+        async def third_is_let_in() -> bool:
+            async with talk.session.get("/v1/models", headers={"Authorization": "Bearer third"}) as response:
+                return response.status == 200
+
+        await talk.until(third_is_let_in, "the new key is read")
+        async with talk.session.get("/v1/models", headers=headers) as response:
+            assert response.status == 401, "the old key is gone"
+        assert "first" not in talk.server.log.replace("first one", "")
+
+
+def test_a_key_file_without_a_key_is_a_wrong_flag(tmp_path: Path) -> None:
+    command = memory_command("fine", write_letter_model(tmp_path / "model"), "--api-key-file", str(tmp_path / "none"))
+    with running(command, tmp_path / "log") as server:
+        assert server.wait_exit() == 2
+        assert "--api-key-file" in server.log
+
+
+async def test_an_answer_that_is_not_complete_in_time_is_ended(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "slow-30", "--request-timeout", "30") as talk:
+        status, answer = await talk.post("/v1/completions", timeout=0.2, **LONG)
+        assert (status, answer["error"]["code"]) == (504, "deadline_exceeded")
+        assert "0.2 s" in answer["error"]["message"]
+        events = await talk.stream(timeout=0.3, n=2, **LONG)
+        assert events[-1]["error"]["code"] == "deadline_exceeded"
+        headers = {"X-Request-Timeout": "0.2"}
+        async with talk.session.post("/v1/completions", json=LONG, headers=headers) as response:
+            assert response.status == 504
+        for wrong in ("soon", "0", "-1", "nan"):
+            headers = {"X-Request-Timeout": wrong}
+            async with talk.session.post("/v1/completions", json=LONG, headers=headers) as response:
+                assert response.status == 400
+        metrics = await talk.until_idle()
+        assert metrics['vllm:request_success_total{finished_reason="abort"}'] == 4
+
+
+async def test_slow_and_oversized_requests_are_cut_short(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "fine", "--read-timeout", "0.3", "--keep-alive", "0.5") as talk:
+        whole = raw_completion(prompt="ab")
+        reader, writer = await talk.connect()
+        writer.write(whole[:-3])
+        assert b" 408 " in await asyncio.wait_for(reader.readline(), 20)
+        await cut(writer)
+
+        reader, writer = await talk.connect()
+        writer.write(b"GET /livez HT")  # a head that never ends
+        assert await asyncio.wait_for(reader.read(1024), 20) == b""
+        await cut(writer)
+
+        for head in (
+            b"GET /livez HTTP/1.1\r\n" + b"X-Many: 1\r\n" * 1000 + b"\r\n",
+            b"GET /livez HTTP/1.1\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n",
+            b"GET /" + b"x" * 100_000 + b" HTTP/1.1\r\n\r\n",
+            b"nonsense\r\n\r\n",
+            b"GET /livez HTTP/1.1\r\nContent-Length: -1\r\n\r\n",
+        ):
+            reader, writer = await talk.connect()
+            writer.write(head)
+            assert b" 400 " in await asyncio.wait_for(reader.readline(), 20)
+            await cut(writer)
+        assert (await talk.get("/livez"))[0] == 200
+
+
+async def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "fine") as talk:
+        reader, writer = await talk.connect()
+        writer.write(b"".join(raw_completion(prompt="ab", max_tokens=n, ignore_eos=True) for n in range(1, 6)))
+        received = b""
+        while received.count(b'"completion_tokens"') < 5:
+            received += await asyncio.wait_for(reader.read(4096), 20)
+        counts = [received.split(b'"completion_tokens":')[n][0:1] for n in range(1, 6)]
+        assert counts == [b"1", b"2", b"3", b"4", b"5"]
+        await cut(writer)

@@ -1,0 +1,86 @@
+"""API keys from a file: who is let in, and what happens when the file changes."""
+
+import os
+from pathlib import Path
+
+import pytest
+
+from pagefleet_server.api.api_keys import MAX_FILE_BYTES, ApiKeys, KeyFileError
+
+
+class Clock:
+    """Virtual time."""
+
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def keys(path: Path, clock: Clock | None = None, told: list[str] | None = None) -> ApiKeys:
+    return ApiKeys(path, clock=clock or Clock(), report=(told if told is not None else []).append)
+
+
+def write(path: Path, text: str) -> Path:
+    """As Kubernetes does it: by another file."""
+    new = path.with_suffix(".new")
+    new.write_text(text)
+    os.replace(new, path)
+    return path
+
+
+@pytest.mark.parametrize(
+    ("header", "want"),
+    [
+        ("Bearer one", True),
+        ("bearer two", True),
+        ("Bearer  two ", True),
+        ("Bearer three", False),
+        ("Bearer # two", False),
+        ("Bearer", False),
+        ("Bearer ", False),
+        ("Basic one", False),
+        ("one", False),
+        ("", False),
+        (None, False),
+        ("Bearer " + "x" * 100_000, False),
+        ("Bearer \udcff", False),
+    ],
+)
+def test_a_bearer_of_one_of_the_keys_is_let_in(tmp_path: Path, header: str | None, want: bool) -> None:
+    path = write(tmp_path / "keys", "one\n\n# two\n  two  \n")
+    assert keys(path).allow(header) is want
+
+
+def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
+    clock, told = Clock(), list[str]()
+    checked = keys(write(tmp_path / "keys", "old"), clock, told)
+    write(tmp_path / "keys", "new")
+    assert checked.allow("Bearer old"), "the file is looked at once a second at most"
+    clock.now += 2
+    assert (checked.allow("Bearer old"), checked.allow("Bearer new")) == (False, True)
+    assert told == ["API keys read again: 1 keys"]
+
+
+@pytest.mark.parametrize("content", [None, "", "# none\n"])
+def test_a_file_that_goes_bad_neither_opens_nor_locks_the_door(tmp_path: Path, content: str | None) -> None:
+    clock, told = Clock(), list[str]()
+    path = write(tmp_path / "keys", "old")
+    checked = keys(path, clock, told)
+    if content is None:
+        path.unlink()
+    else:
+        write(path, content)
+    for _ in range(3):
+        clock.now += 2
+        assert (checked.allow("Bearer old"), checked.allow("Bearer ")) == (True, False)
+    assert len(told) == 1 and "stay as they were" in told[0]
+
+
+@pytest.mark.parametrize("content", [None, "", "#\n", "x" * 600, b"\xff\xfe", b"x\n" * MAX_FILE_BYTES])
+def test_without_a_key_to_begin_with_there_is_no_start(tmp_path: Path, content: str | bytes | None) -> None:
+    path = tmp_path / "keys"
+    if content is not None:
+        path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    with pytest.raises(KeyFileError, match="keys"):
+        keys(path)
