@@ -1,0 +1,364 @@
+"""CPU kernels against torch and against what the machine itself does: one interleaved run, one table.
+
+    python benchmarks/kernels_cpu.py [--threads N] [--rounds N] [--quick] [--json FILE]
+
+All contenders of a row, and the machine's own measure, run in turn within each round, so that whatever else the machine
+does hits all of them; ratios are medians over rounds of quotients within a round, times are medians. Work bound by
+memory goes through more data than the caches hold. With one thread, time is the thread's CPU time, which waiting for a
+core does not show in; with more it is wall time. On a machine that others use too, ratios mean more than times: the
+last line says how many cores other processes took.
+"""
+
+import argparse
+import functools
+import itertools
+import json
+import os
+import platform
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import psutil
+import torch
+from torch.nn import functional
+
+from pagefleet_kernels.batch import AttentionBatch, KVShape
+from pagefleet_kernels.cpu.backend import CpuBackend
+from pagefleet_kernels.cpu.library import find_library
+from pagefleet_kernels.cpu.onednn import OneDnnPacker
+
+CPU = torch.device("cpu")
+Run = Callable[[], object]
+COLD_BYTES = 96 << 20
+"""Data that cold work goes through before it comes back to the same: three times a large L3."""
+ROUND_SECONDS = 0.0005
+"""Within a round a contender runs until so much time has passed."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """One line of the table."""
+
+    work: str
+    ours_us: float
+    rate: float
+    unit: str
+    of_machine: float
+    """rate over the machine's: reading 96 MiB for GB/s, torch's product of two 1024^2 matrices for GF/s."""
+    baseline: str
+    ratio: float
+    """How many times faster ours is."""
+
+
+class Contender:
+    """Something to time: the same work on one or more sets of data, taken in turn."""
+
+    def __init__(self, name: str, variants: Sequence[Run]) -> None:
+        self.name = name
+        self._variants = itertools.cycle(variants)
+        self.seconds: list[float] = []
+
+    def time_once(self, clock: Callable[[], float]) -> None:
+        """Append the mean seconds of a call. A first one, not counted, brings the code back into the caches."""
+        next(self._variants)()
+        count = 0
+        start = clock()
+        while True:
+            next(self._variants)()
+            count += 1
+            elapsed = clock() - start
+            if elapsed >= ROUND_SECONDS:
+                self.seconds.append(elapsed / count)
+                return
+
+    def ratio_to(self, other: "Contender") -> float:
+        """Median over rounds of this one's time over the other's."""
+        return statistics.median(a / b for a, b in zip(self.seconds, other.seconds, strict=True))
+
+
+class Bench:
+    """Measures and collects rows."""
+
+    def __init__(self, backend: CpuBackend, rounds: int) -> None:
+        self.backend, self.rounds = backend, rounds
+        self._clock = time.thread_time if backend.num_threads == 1 else time.perf_counter
+        self.rows: list[Row] = []
+        self._read = torch.ones(COLD_BYTES // 4)
+        self._squares = {dtype: torch.randn(1024, 1024).to(dtype) for dtype in (torch.bfloat16, torch.float32)}
+
+    def add(
+        self, work: str, ours: Sequence[Run], baselines: Sequence[tuple[str, Sequence[Run]]], *, num_bytes: float
+    ) -> None:
+        """Work bound by memory: num_bytes are read or written by one call."""
+        machine = Contender("read", [self._read.sum])
+        self._measure(work, ours, baselines, machine, num_bytes, self._read.nbytes, "GB/s")
+
+    def add_compute(
+        self,
+        work: str,
+        ours: Sequence[Run],
+        baselines: Sequence[tuple[str, Sequence[Run]]],
+        *,
+        flops: float,
+        dtype: torch.dtype,
+    ) -> None:
+        """Work bound by arithmetic: flops of one call."""
+        square = self._squares[dtype]
+        machine = Contender("product", [lambda: square @ square])
+        self._measure(work, ours, baselines, machine, flops, 2.0 * 1024**3, "GF/s")
+
+    def _measure(
+        self,
+        work: str,
+        ours: Sequence[Run],
+        baselines: Sequence[tuple[str, Sequence[Run]]],
+        machine: Contender,
+        amount: float,
+        machine_amount: float,
+        unit: str,
+    ) -> None:
+        own = Contender("ours", ours)
+        others = [Contender(name, variants) for name, variants in baselines]
+        for _ in range(self.rounds):
+            for contender in (machine, own, *others):
+                contender.time_once(self._clock)
+        seconds = statistics.median(own.seconds)
+        of_machine = machine.ratio_to(own) * amount / machine_amount
+        for other in others:
+            row = Row(work, seconds * 1e6, amount / seconds / 1e9, unit, of_machine, other.name, other.ratio_to(own))
+            self.rows.append(row)
+            print(_line(row), flush=True)
+
+
+def copies_for(num_bytes: int) -> int:
+    """How many copies of so much data no cache holds together."""
+    return max(1, -(-COLD_BYTES // num_bytes))
+
+
+def _line(row: Row) -> str:
+    return (
+        f"{row.work:<44} {row.ours_us:>10.0f} us {row.rate:>7.1f} {row.unit} {row.of_machine:>11.0%}"
+        f"   {row.ratio:>6.2f}x {row.baseline}"
+    )
+
+
+def paged(
+    backend: CpuBackend,
+    shape: KVShape,
+    heads: int,
+    *,
+    seqs: int,
+    rows: int,
+    length: int,
+    dtype: torch.dtype,
+    copies: int,
+) -> list[Run]:
+    """Calls of paged attention, each over its own `seqs` sequences of `length` in shuffled blocks: their last rows."""
+    per_seq = -(-length // 16)
+    num_blocks = copies * seqs * per_seq
+    cache = backend.allocate(shape, num_blocks=1 + num_blocks, block_size=16, dtype=dtype, device=CPU)
+    for block in range(1, 1 + num_blocks, 1024):
+        slots = torch.arange(block * 16, min(block + 1024, 1 + num_blocks) * 16)
+        key = torch.randn(len(slots), shape.num_kv_heads, shape.head_dim).to(dtype)
+        backend.write_kv(cache, key, torch.randn(*key.shape[:2], shape.v_head_dim).to(dtype), slots)
+    tables = (1 + torch.randperm(num_blocks)).view(copies, seqs, per_seq).to(torch.int32)
+    query = torch.randn(seqs * rows, heads, shape.head_dim).to(dtype)
+
+    def run(batch: AttentionBatch) -> torch.Tensor:
+        return backend.paged_attention(query, cache, batch, scale=shape.head_dim**-0.5)
+
+    batches = [
+        AttentionBatch(
+            query_starts=torch.arange(seqs + 1, dtype=torch.int32) * rows,
+            seq_lens=torch.full((seqs,), length, dtype=torch.int32),
+            block_tables=table,
+            slot_mapping=torch.full((seqs * rows,), -1),
+            num_decodes=seqs if rows == 1 else 0,
+            max_query_len=rows,
+            max_seq_len=length,
+        )
+        for table in tables
+    ]
+    return [functools.partial(run, batch) for batch in batches]
+
+
+def bench_decode(bench: Bench, dtype: torch.dtype, cases: Sequence[tuple[int, int, int, int, int]]) -> None:
+    """Baselines read contiguous K and V: the gather that they would need first is not even counted."""
+    for seqs, length, heads, kv_heads, dim in cases:
+        num_bytes = seqs * length * kv_heads * 2 * dim * dtype.itemsize
+        copies = copies_for(num_bytes)
+        query = torch.randn(seqs, kv_heads, heads // kv_heads, dim).to(dtype)
+        pairs = [torch.randn(2, seqs, kv_heads, length, dim).to(dtype) for _ in range(copies)]
+
+        def sdpa(pair: torch.Tensor, query: torch.Tensor = query) -> torch.Tensor:
+            return functional.scaled_dot_product_attention(query, pair[0], pair[1])
+
+        def matmul(pair: torch.Tensor, query: torch.Tensor = query, scale: float = dim**-0.5) -> torch.Tensor:
+            return ((query @ pair[0].transpose(2, 3)) * scale).softmax(dim=-1) @ pair[1]
+
+        shape = KVShape(kv_heads, dim, dim)
+        bench.add(
+            f"decode {seqs}x{length} {heads}/{kv_heads}x{dim} {_short(dtype)}",
+            paged(bench.backend, shape, heads, seqs=seqs, rows=1, length=length, dtype=dtype, copies=copies),
+            [
+                ("SDPA, heads folded, contiguous", [functools.partial(sdpa, pair) for pair in pairs]),
+                ("matmul, softmax, matmul, contiguous", [functools.partial(matmul, pair) for pair in pairs]),
+            ],
+            num_bytes=num_bytes,
+        )
+
+
+def bench_prefill(bench: Bench, dtype: torch.dtype, cases: Sequence[tuple[int, int, int, int]]) -> None:
+    """Whole causal prompts; SDPA gets K and V expanded to the query heads, which is its fast path."""
+    for length, heads, kv_heads, dim in cases:
+        query, keys, values = (torch.randn(1, heads, length, dim).to(dtype) for _ in range(3))
+        shape = KVShape(kv_heads, dim, dim)
+        sdpa = functools.partial(functional.scaled_dot_product_attention, query, keys, values, is_causal=True)
+        bench.add_compute(
+            f"prefill {length} {heads}/{kv_heads}x{dim} {_short(dtype)}",
+            paged(bench.backend, shape, heads, seqs=1, rows=length, length=length, dtype=dtype, copies=1),
+            [("SDPA causal, contiguous", [sdpa])],
+            flops=2 * heads * dim * length * (length + 1),
+            dtype=dtype,
+        )
+
+
+def bench_linear(bench: Bench, dtype: torch.dtype, cases: Sequence[tuple[int, int]], row_counts: Sequence[int]) -> None:
+    """A decode step reads each weight once: few rows go through cold copies of it. Many rows find it warm."""
+    for outputs, inputs in cases:
+        one = torch.randn(outputs, inputs).to(dtype)
+        weights = [one.clone() for _ in range(copies_for(one.nbytes))]
+        ours = [bench.backend.pack_linear(weight, None) for weight in weights]
+        packer = OneDnnPacker()
+        library = [packer.pack(weight, None) for weight in weights]
+        for rows in row_counts:
+            x = torch.randn(rows, inputs).to(dtype)
+            few = rows <= 16
+            work = f"linear {outputs}x{inputs}, {rows} rows {_short(dtype)}"
+            count = len(weights) if few else 1
+            own = [functools.partial(linear, x) for linear in ours[:count] if linear is not None]
+            baselines: list[tuple[str, list[Run]]] = [
+                ("F.linear", [functools.partial(functional.linear, x, weight) for weight in weights[:count]])
+            ]
+            prepacked: list[Run] = [functools.partial(linear, x) for linear in library[:count] if linear is not None]
+            if prepacked:
+                baselines.append(("oneDNN prepacked", prepacked))
+            if few:
+                bench.add(work, own, baselines, num_bytes=one.nbytes)
+            else:
+                bench.add_compute(work, own, baselines, flops=2.0 * rows * one.numel(), dtype=dtype)
+
+
+def bench_rows(bench: Bench, dtype: torch.dtype, rows: int, width: int) -> None:
+    """Row-wise ops against eager torch; activations are warm."""
+    ops = bench.backend.row_ops
+    x, residual, weight = (torch.randn(rows, width).to(dtype) for _ in range(3))
+    gate_up = torch.randn(rows, 8 * width).to(dtype)
+
+    def norm() -> torch.Tensor:
+        hidden = (residual + x).float()
+        return (hidden * torch.rsqrt(hidden.pow(2).mean(-1, keepdim=True) + 1e-5)).to(dtype) * weight[0]
+
+    def gated() -> torch.Tensor:
+        gate, up = gate_up.chunk(2, dim=1)
+        return functional.silu(gate) * up
+
+    bench.add(
+        f"add + RMSNorm {rows}x{width} {_short(dtype)}",
+        [lambda: ops.add_rms_norm(x, weight[0], 1e-5, residual=residual)],
+        [("torch eager", [norm])],
+        num_bytes=4 * x.nbytes,
+    )
+    bench.add(
+        f"SiLU * up {rows}x{4 * width} {_short(dtype)}",
+        [lambda: ops.gated(gate_up)],
+        [("torch eager", [gated])],
+        num_bytes=1.5 * gate_up.nbytes,
+    )
+
+
+def _short(dtype: torch.dtype) -> str:
+    return {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
+
+
+def machine() -> dict[str, object]:
+    """What was measured where."""
+    root = Path(__file__).parent.parent
+    git = ["git", "-C", str(root)]
+    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
+    dirty = subprocess.run([*git, "status", "--porcelain", "kernels"], capture_output=True, text=True, check=False)
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text().splitlines() if info.exists() else []
+    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+    return {
+        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
+        "commit": commit.stdout.strip() + (" + changes" if dirty.stdout else ""),
+        "cpu": name,
+        "cores": os.cpu_count(),
+        "level": find_library().level.name,
+        "torch": torch.__version__,
+        "threads": torch.get_num_threads(),
+        "load_average": round(os.getloadavg()[0], 1),
+    }
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Print the table; 0."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=1, help="threads of ours and of torch, >= 1 (default 1)")
+    parser.add_argument("--rounds", type=int, default=15, help="rounds of each row, >= 1 (default 15)")
+    parser.add_argument("--quick", action="store_true", help="a few rows only")
+    parser.add_argument("--json", type=Path, help="write the rows here as well")
+    arguments = parser.parse_args(argv)
+    torch.set_num_threads(arguments.threads)
+    torch.manual_seed(0)
+    about = machine()
+    print("  ".join(f"{name}: {value}" for name, value in about.items()))
+
+    started, busy, own = time.monotonic(), _busy_seconds(), _own_seconds()
+    bench = Bench(CpuBackend(find_library()), arguments.rounds)
+    bf16, fp32 = torch.bfloat16, torch.float32
+    print(f"{'':<44} {'ours':>13} {'rate':>12} {'of machine':>11}   faster than\n")
+    if arguments.quick:
+        bench_decode(bench, bf16, [(8, 1024, 9, 3, 64)])
+        bench_prefill(bench, bf16, [(512, 9, 3, 64)])
+        bench_linear(bench, bf16, [(1536, 576)], [1, 64])
+    else:
+        bench_decode(
+            bench, bf16, [(1, 1024, 9, 3, 64), (8, 1024, 9, 3, 64), (32, 1024, 9, 3, 64), (8, 4096, 32, 8, 128)]
+        )
+        bench_decode(bench, fp32, [(8, 1024, 9, 3, 64), (32, 1024, 9, 3, 64)])
+        bench_prefill(bench, bf16, [(256, 9, 3, 64), (1024, 9, 3, 64), (1024, 32, 8, 128)])
+        bench_prefill(bench, fp32, [(1024, 9, 3, 64)])
+        bench_linear(bench, bf16, [(960, 576), (3072, 576), (576, 1536), (2048, 2048)], [1, 2, 4, 8, 16, 64, 256])
+        bench_linear(bench, bf16, [(49152, 576)], [1, 8])
+        bench_linear(bench, fp32, [(3072, 576)], [1, 8, 64])
+        bench_rows(bench, bf16, 1, 576)
+        bench_rows(bench, bf16, 256, 576)
+    elapsed = time.monotonic() - started
+    others = (_busy_seconds() - busy - (_own_seconds() - own)) / elapsed
+    print(f"\nother processes took {others:.2f} of {os.cpu_count()} cores while this ran ({elapsed:.0f} s)")
+    if arguments.json is not None:
+        result = {**about, "other_processes_cores": round(others, 2)}
+        arguments.json.write_text(json.dumps({**result, "rows": [asdict(row) for row in bench.rows]}, indent=1) + "\n")
+    return 0
+
+
+def _busy_seconds() -> float:
+    """CPU seconds that the whole machine has spent working."""
+    times = psutil.cpu_times()
+    return times.user + times.nice + times.system
+
+
+def _own_seconds() -> float:
+    times = psutil.Process().cpu_times()
+    return times.user + times.system
+
+
+if __name__ == "__main__":
+    sys.exit(main())
