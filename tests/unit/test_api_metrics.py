@@ -1,0 +1,222 @@
+"""Names, labels and buckets of the metrics, and that they are true at every moment; docs/metrics.md lists them all."""
+
+import re
+from pathlib import Path
+
+import msgspec
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from pagefleet_server.api.gauges import GaugeView
+from pagefleet_server.api.metrics import Metrics
+from pagefleet_server.api.tracker import Tracker
+from pagefleet_server.wire import Gauges, RequestOutput, StepDone
+
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
+LATENCY = "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
+FIRST_TOKEN = "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
+TOKEN_GAP = "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80"
+ITERATION = "1 2 4 8 16 32 64 128 256 512 1024 2048 4096 8192 16384"
+WANT_GAUGES = {
+    "vllm:num_requests_running": [],
+    "vllm:num_requests_waiting": [],
+    "vllm:kv_cache_usage_perc": [],
+    "pagefleet_kv_blocks": ["state"],
+    "pagefleet_kv_blocks_total": [],
+    "pagefleet_kv_blocks_waiting": [],
+    "pagefleet_requests_oldest_waiting_seconds": [],
+    "pagefleet_engine_last_step_age_seconds": [],
+    "pagefleet_engine_start_seconds": ["phase"],
+    "pagefleet_draining": [],
+    "pagefleet_backend_info": ["attention", "linear"],
+}
+WANT_COUNTERS = {
+    "vllm:num_preemptions": [],
+    "vllm:prefix_cache_queries": [],
+    "vllm:prefix_cache_hits": [],
+    "vllm:prompt_tokens": [],
+    "vllm:generation_tokens": [],
+    "vllm:request_success": ["finished_reason"],
+    "pagefleet_requests_rejected": ["reason"],
+}
+WANT_HISTOGRAMS = {
+    "vllm:time_to_first_token_seconds": FIRST_TOKEN,
+    "vllm:inter_token_latency_seconds": TOKEN_GAP,
+    "vllm:e2e_request_latency_seconds": LATENCY,
+    "vllm:request_queue_time_seconds": LATENCY,
+    "vllm:request_prefill_time_seconds": LATENCY,
+    "vllm:request_decode_time_seconds": LATENCY,
+    "vllm:iteration_tokens_total": ITERATION,
+    "pagefleet_engine_step_seconds": None,
+}
+
+
+class Clock:
+    """Virtual time."""
+
+    now = 100.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def sample(metrics: Metrics, name: str, **labels: str) -> float:
+    for family in text_string_to_metric_families(metrics.render().decode()):
+        for item in family.samples:
+            if item.name == name and labels.items() <= item.labels.items():
+                return float(item.value)
+    raise KeyError(name)
+
+
+def gauges(**changes: int | float | None) -> Gauges:
+    idle = dict.fromkeys(Gauges.__struct_fields__, 0) | {"oldest_waiting_arrival": None}
+    return msgspec.convert({**idle, **changes}, Gauges)
+
+
+def step(time: float, *outputs: RequestOutput, **state: int | float | None) -> StepDone:
+    return StepDone(gauges=gauges(**state), outputs=list(outputs), time=time, step_seconds=0.01, step_tokens=3)
+
+
+def test_every_family_is_there_at_zero_from_the_start() -> None:
+    families = {f.name: f for f in text_string_to_metric_families(Metrics("m", GaugeView).render().decode())}
+    for kind, want in (("gauge", WANT_GAUGES), ("counter", WANT_COUNTERS)):
+        for name, own_labels in want.items():
+            assert families[name].type == kind, name
+            for item in families[name].samples:
+                assert set(item.labels) == {"model_name", "engine", *own_labels}, name
+                assert item.labels["engine"] == "0" and item.labels["model_name"] == "m"
+                assert item.value == (1 if name.endswith("_info") else 0), name
+    for name, buckets in WANT_HISTOGRAMS.items():
+        assert families[name].type == "histogram", name
+        edges = [item.labels["le"] for item in families[name].samples if item.name.endswith("_bucket")]
+        assert all(item.value == 0 for item in families[name].samples)
+        if buckets is not None:
+            assert [float(edge) for edge in edges] == [float(edge) for edge in [*buckets.split(), "inf"]], name
+
+
+def test_label_values_are_all_there_from_the_start() -> None:
+    metrics = Metrics("m", GaugeView)
+    for reason in ("stop", "length", "abort", "error", "repetition"):
+        assert sample(metrics, "vllm:request_success_total", finished_reason=reason) == 0
+    for reason in ("queue_full", "draining", "starting", "engine_dead", "too_long"):
+        assert sample(metrics, "pagefleet_requests_rejected_total", reason=reason) == 0
+    for state in ("free", "cached", "used"):
+        assert sample(metrics, "pagefleet_kv_blocks", state=state) == 0
+    for phase in ("load_weights", "allocate_kv", "warm_up"):
+        assert sample(metrics, "pagefleet_engine_start_seconds", phase=phase) == 0
+
+
+def test_the_cache_configuration_has_no_model_name() -> None:
+    """The Gateway API's endpoint picker reads block_size and num_gpu_blocks from its labels."""
+    metrics = Metrics("m", lambda: GaugeView(block_size=16, blocks_total=812))
+    assert 'vllm:cache_config_info{block_size="16",engine="0",num_gpu_blocks="812"} 1.0' in metrics.render().decode()
+
+
+def test_usage_counts_evictable_blocks_as_free() -> None:
+    """Otherwise a full prefix cache would keep every replica for ever."""
+    view = GaugeView(blocks_free=10, blocks_cached=50, blocks_used=40, blocks_total=100)
+    assert sample(Metrics("m", lambda: view), "vllm:kv_cache_usage_perc") == 0.4
+
+
+def test_families_can_be_picked_by_family_or_sample_name() -> None:
+    metrics = Metrics("m", GaugeView)
+    text = metrics.render(["vllm:num_requests_running", "vllm:request_success_total", "nothing"]).decode()
+    assert set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE)) == {
+        "vllm:num_requests_running",
+        "vllm:request_success_total",
+    }
+    assert metrics.render(["nothing"]) == b""
+
+
+def test_the_docs_list_exactly_the_families_that_there_are() -> None:
+    text = Metrics("m", GaugeView).render().decode()
+    there = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
+    assert set(re.findall(r"^\| `([a-z0-9_:]+)", DOCS.read_text(), re.MULTILINE)) == there
+
+
+@pytest.fixture
+def clock() -> Clock:
+    return Clock()
+
+
+@pytest.fixture
+def tracker(clock: Clock) -> Tracker:
+    return Tracker(Metrics("m", GaugeView), clock=clock)
+
+
+def sent(tracker: Tracker, request_id: str, *, num_prompt: int = 20) -> None:
+    key = object()
+    arrival = tracker.arrive(key, 1)
+    tracker.sent(request_id, arrival=arrival, num_prompt=num_prompt, block_size=16)
+    tracker.left_door(key)
+
+
+def test_a_request_waits_from_acceptance_until_the_engine_runs_it(tracker: Tracker, clock: Clock) -> None:
+    key = object()
+    arrival = tracker.arrive(key, 2)
+    assert (tracker.num_waiting, tracker.blocks_waiting) == (2, 2), "being tokenised"
+    clock.now += 1
+    for request_id in ("a", "b"):
+        tracker.sent(request_id, arrival=arrival, num_prompt=33, block_size=16)
+    tracker.left_door(key)
+    assert (tracker.num_waiting, tracker.blocks_waiting, tracker.oldest_waiting_seconds) == (2, 6, 1)
+    tracker.on_step(step(101, num_added=1, num_running=1))
+    assert (tracker.num_waiting, tracker.blocks_waiting) == (1, 3), "one is read and runs"
+    tracker.on_step(
+        step(102, num_added=2, num_running=1, num_waiting=1, blocks_waiting=3, oldest_waiting_arrival=100.0)
+    )
+    assert (tracker.num_waiting, tracker.blocks_waiting, tracker.oldest_waiting_seconds) == (1, 3, 1)
+    tracker.on_step(step(103, num_added=2, num_running=2))
+    assert (tracker.num_waiting, tracker.blocks_waiting, tracker.oldest_waiting_seconds) == (0, 0, 0)
+
+
+def test_times_are_measured_from_arrival_on(clock: Clock) -> None:
+    metrics = Metrics("m", GaugeView)
+    tracker = Tracker(metrics, clock=clock)
+    sent(tracker, "a")
+    tracker.on_step(step(103, RequestOutput("a", [5], first_scheduled_time=101.0)))
+    tracker.on_step(step(104, RequestOutput("a", [5])))
+    tracker.on_step(step(106, RequestOutput("a", [5], "length")))
+    for name, want in (
+        ("time_to_first_token", 3),
+        ("request_queue_time", 1),
+        ("request_prefill_time", 2),
+        ("request_decode_time", 3),
+        ("request_inference_time", 5),
+        ("e2e_request_latency", 6),
+        ("inter_token_latency", 3),
+        ("request_time_per_output_token", 1.5),
+    ):
+        assert sample(metrics, f"vllm:{name}_seconds_sum") == want, name
+    assert sample(metrics, "vllm:inter_token_latency_seconds_count") == 2
+    assert sample(metrics, "vllm:prompt_tokens_total") == 20
+    assert sample(metrics, "vllm:generation_tokens_total") == 3
+    assert sample(metrics, "vllm:request_success_total", finished_reason="length") == 1
+
+
+@pytest.mark.parametrize("reason", ["stop", "abort", "error"])
+def test_a_request_that_the_api_ends_is_counted_once(clock: Clock, reason: str) -> None:
+    metrics = Metrics("m", GaugeView)
+    tracker = Tracker(metrics, clock=clock)
+    sent(tracker, "a")
+    tracker.on_step(step(103, RequestOutput("a", [5])))
+    tracker.ended("a", reason)
+    tracker.ended("a", reason)
+    tracker.on_step(step(104, RequestOutput("a", [5], "length")))
+    assert sample(metrics, "vllm:request_success_total", finished_reason=reason) == 1
+    assert sample(metrics, "vllm:request_success_total", finished_reason="length") == 0
+    assert sample(metrics, "vllm:generation_tokens_total") == 1
+
+
+def test_nothing_is_left_of_a_dead_engine(tracker: Tracker) -> None:
+    sent(tracker, "a")
+    tracker.on_step(step(103, num_added=0, num_running=4, num_waiting=2))
+    tracker.on_death()
+    assert (tracker.num_waiting, tracker.load.running) == (0, 0)
+
+
+def test_idle_messages_are_no_steps(clock: Clock) -> None:
+    metrics = Metrics("m", GaugeView)
+    Tracker(metrics, clock=clock).on_step(StepDone(gauges=gauges(), outputs=[], time=1.0))
+    assert sample(metrics, "pagefleet_engine_step_seconds_count") == 0
+    assert sample(metrics, "vllm:iteration_tokens_total_count") == 0
