@@ -7,10 +7,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagefleet_operator import names
+from pagefleet_operator.builders import Manifest
 from pagefleet_operator.client import Api
+from pagefleet_operator.drift import Applied, applied, managers_of, needs_apply, was_edited
 from pagefleet_operator.errors import ApiError
 from pagefleet_operator.model import LLMDeployment
-from pagefleet_operator.plan import Applied, Observed, Plan, digest, managers_of, needs_apply, version_of
+from pagefleet_operator.plan import Observed, Plan
 from pagefleet_operator.resources import CHILDREN, LLMDEPLOYMENTS, PODS
 from pagefleet_operator.settings import ReconcileSettings
 
@@ -26,6 +28,12 @@ class Ledger:
     """Times of repairs by kind, the newest last."""
     rivals: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Who had changed the child before its last repair, by kind."""
+
+    @property
+    def replicas(self) -> int | None:
+        """What the Deployment was last told."""
+        deployment = self.applied.get("Deployment")
+        return None if deployment is None else int(deployment.manifest["spec"]["replicas"])
 
     def is_contested(self, kind: str, settings: ReconcileSettings, now: float) -> bool:
         """Whether someone keeps changing the child back."""
@@ -72,18 +80,10 @@ async def apply_children(
             continue
         if live is not None and before is not None and ledger.pauses(kind, settings, now):
             continue
-        answer = await api.apply(CHILDREN[kind], manifest)
-        after = Applied(digest(manifest), answer["metadata"]["uid"], version_of(answer))
-        ledger.applied[kind] = after
+        answer = await api.apply(CHILDREN[kind], _with_preconditions(manifest, live))
+        ledger.applied[kind] = applied(manifest, answer)
         outcome.bodies.append(answer)
-        was_edited = (
-            live is not None
-            and before is not None
-            and before.digest == after.digest
-            and before.uid == after.uid
-            and after.version != version_of(live)
-        )
-        if was_edited and live is not None:
+        if live is not None and before is not None and was_edited(live, before):
             times = ledger.repairs.setdefault(kind, deque(maxlen=settings.contested_repairs))
             times.append(now)
             ledger.rivals[kind] = tuple(managers_of(live))
@@ -91,24 +91,55 @@ async def apply_children(
     return outcome
 
 
-async def write_costs(api: Api, llmd: LLMDeployment, costs: Mapping[str, int | None]) -> None:
+def _with_preconditions(manifest: Manifest, live: Mapping[str, Any] | None) -> Manifest:
+    """The manifest for exactly the object that we looked at: any other one is a 409."""
+    if live is None:
+        return manifest
+    known = live.get("metadata", {})
+    metadata = {**manifest["metadata"], "uid": known.get("uid"), "resourceVersion": known.get("resourceVersion")}
+    return {**manifest, "metadata": metadata}
+
+
+async def write_costs(api: Api, llmd: LLMDeployment, observed: Observed, costs: Mapping[str, int | None]) -> None:
     """Write or take away pod-deletion-cost; a pod that is gone needs none. Raises ApiError."""
-    for pod, cost in costs.items():
-        value = None if cost is None else str(cost)
-        body = {"metadata": {"annotations": {names.POD_DELETION_COST: value}}}
+    for pod in observed.pods:
+        if pod.name not in costs:
+            continue
+        cost = costs[pod.name]
+        annotations = {names.POD_DELETION_COST: None if cost is None else str(cost)}
+        body = {"metadata": {**_precondition(pod.uid, pod.resource_version), "annotations": annotations}}
         try:
-            await api.patch(PODS, llmd.key.namespace, pod, body)
+            await api.patch(PODS, llmd.key.namespace, pod.name, body)
         except ApiError as error:
             if error.status != 404:
                 raise
 
 
-async def write_scale(api: Api, llmd: LLMDeployment, replicas: int) -> None:
-    """Set spec.replicas through the scale subresource. Raises ApiError."""
-    body = {"spec": {"replicas": replicas}}
-    await api.patch(LLMDEPLOYMENTS, llmd.key.namespace, llmd.key.name, body, subresource="scale")
+async def write_scale(api: Api, llmd: LLMDeployment, body: Mapping[str, Any], replicas: int) -> dict[str, Any]:
+    """Set spec.replicas through the scale subresource; returns `body` as it is afterwards. Raises ApiError."""
+    patch = {"metadata": _precondition(llmd.uid, llmd.resource_version), "spec": {"replicas": replicas}}
+    answer = await api.patch(LLMDEPLOYMENTS, llmd.key.namespace, llmd.key.name, patch, subresource="scale")
+    # The precondition held, so nothing else changed between what we saw and this write.
+    written = {"resourceVersion": answer["metadata"]["resourceVersion"], "generation": llmd.generation + 1}
+    return {
+        **body,
+        "metadata": {**body["metadata"], **written},
+        "spec": {**body["spec"], "replicas": replicas},
+    }
 
 
-async def write_status(api: Api, namespace: str, name: str, patch: Mapping[str, Any]) -> dict[str, Any]:
-    """Merge `patch` into the status and return the object. Raises ApiError."""
-    return await api.patch(LLMDEPLOYMENTS, namespace, name, {"status": dict(patch)}, subresource="status")
+async def write_status(api: Api, body: Mapping[str, Any], patch: Mapping[str, Any]) -> dict[str, Any]:
+    """Merge `patch` into the status of the object seen as `body`; returns the object. Raises ApiError."""
+    metadata = body["metadata"]
+    precondition = _precondition(metadata["uid"], metadata["resourceVersion"])
+    return await api.patch(
+        LLMDEPLOYMENTS,
+        metadata["namespace"],
+        metadata["name"],
+        {"metadata": precondition, "status": dict(patch)},
+        subresource="status",
+    )
+
+
+def _precondition(uid: str, resource_version: str) -> dict[str, str]:
+    return {"uid": uid, "resourceVersion": resource_version}

@@ -40,6 +40,15 @@ class Access:
     default_namespace: str
 
 
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A collection at one moment."""
+
+    items: list[Json]
+    resource_version: str
+    """The moment: everything that happened later has a higher version."""
+
+
 async def load_access() -> Access:
     """From KUBECONFIG or ~/.kube/config, else the pod's service account. Raises OperatorError when neither works."""
     configuration = Configuration()
@@ -80,6 +89,8 @@ class Api:
         )
         self.observe_request: Callable[[str, str, int], None] | None = None
         """Called with (method, path, status) after every answer: for metrics."""
+        self.may_write: Callable[[], bool] | None = None
+        """Asked before every write, those of leases apart: False refuses it (the lease is lost)."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -96,7 +107,7 @@ class Api:
                 return None
             raise
 
-    async def list(self, resource: Resource, namespace: str | None, *, labels: str | None = None) -> list[Json]:
+    async def list(self, resource: Resource, namespace: str | None, *, labels: str | None = None) -> Listed:
         """All objects of a kind, in pages of 500."""
         items: list[Json] = []
         query = {"limit": "500"}
@@ -105,9 +116,10 @@ class Api:
         while True:
             page = await self._request("GET", resource.path(namespace), query=query)
             items.extend(page.get("items") or [])
-            token = (page.get("metadata") or {}).get("continue")
+            metadata = page.get("metadata") or {}
+            token = metadata.get("continue")
             if not token:
-                return items
+                return Listed(items, str(metadata.get("resourceVersion", "")))
             query["continue"] = token
 
     async def apply(self, resource: Resource, manifest: Json) -> Json:
@@ -133,9 +145,13 @@ class Api:
             content_type=MERGE_PATCH,
         )
 
-    async def create(self, resource: Resource, namespace: str, body: Json) -> Json:
+    async def create(self, resource: Resource, namespace: str, body: Json, *, fenced: bool = True) -> Json:
         """Create an object."""
-        return await self._request("POST", resource.path(namespace), body=body)
+        return await self._request("POST", resource.path(namespace), body=body, fenced=fenced)
+
+    async def replace(self, resource: Resource, namespace: str, name: str, body: Json, *, fenced: bool = True) -> Json:
+        """Replace an object; its resourceVersion is the precondition."""
+        return await self._request("PUT", resource.path(namespace, name), body=body, fenced=fenced)
 
     async def is_served(self, resource: Resource) -> bool:
         """Whether the API server knows the kind: False until its CRD is installed."""
@@ -161,7 +177,10 @@ class Api:
         query: Mapping[str, str] | None = None,
         body: Json | None = None,
         content_type: str = "application/json",
+        fenced: bool = True,
     ) -> Json:
+        if fenced and method != "GET" and self.may_write is not None and not self.may_write():
+            raise ApiError(status=0, reason="NotLeader", message=f"{method} {path} was not sent: the lease is lost")
         headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
         headers.update(await self._authorization())
         url = self._configuration.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")

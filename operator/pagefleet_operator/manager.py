@@ -8,7 +8,7 @@ from typing import Any
 from pagefleet_operator import names
 from pagefleet_operator.errors import ApiError
 from pagefleet_operator.names import ObjectKey
-from pagefleet_operator.observe import resync, targets
+from pagefleet_operator.observe import Listing, list_everything, targets
 from pagefleet_operator.reconcile import Context, ObjectLoop
 from pagefleet_operator.store import LLMDEPLOYMENT, key_of, owner_of
 
@@ -16,6 +16,13 @@ logger = logging.getLogger(__name__)
 
 MANAGED_BY_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.FIELD_MANAGER}"
 """What the watches and lists of children are filtered by."""
+
+
+WATCH_GRACE_SECONDS = 2.0
+"""What a list shows must come through the watch within this time."""
+MAX_BAD_RESYNCS = 2
+MAX_WAIT_SECONDS = 120.0
+"""A change that waits longer to be looked at makes the process unhealthy; back-offs are far shorter."""
 
 
 class Manager:
@@ -27,6 +34,7 @@ class Manager:
         self._tasks: dict[ObjectKey, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
         self._stopping = False
+        self._bad_resyncs = 0
         self.failed_event = asyncio.Event()
         """Set when a background task died: the process must end, its supervisor starts it anew."""
 
@@ -37,6 +45,7 @@ class Manager:
             store.drop(kind, body)
         else:
             store.put(kind, body)
+        self._context.telemetry.objects.set(len(store.keys(LLMDEPLOYMENT)))
         owner = key_of(body) if kind == LLMDEPLOYMENT else owner_of(body) or key_of(body)
         self.mark(owner)
 
@@ -99,12 +108,43 @@ class Manager:
         self.failed_event.set()
 
     async def _resync_forever(self) -> None:
+        """Heals what a watch lost, and notices when one is dead: then `watch_problem` says so."""
         settings = self._context.settings
         while True:
             await asyncio.sleep(settings.reconcile.resync_seconds)
-            for namespace in settings.namespaces or (None,):
-                try:
-                    await resync(self._context.api, self._context.store, namespace, MANAGED_BY_SELECTOR)
-                except ApiError as error:
-                    logger.warning("resync of %s: %s", namespace or "all namespaces", error)
-            self.mark_all()
+            try:
+                listings = [
+                    await list_everything(self._context.api, namespace, MANAGED_BY_SELECTOR)
+                    for namespace in settings.namespaces or (None,)
+                ]
+            except ApiError as error:
+                logger.warning("resync: %s", error)
+                continue
+            await self.resync(listings)
+
+    async def resync(self, listings: list[Listing]) -> None:
+        """Compare with fresh lists, give the watches a moment to bring what is on its way, then take the lists."""
+        store = self._context.store
+        if any(listing.behind(store) for listing in listings):
+            await asyncio.sleep(WATCH_GRACE_SECONDS)
+        missed = sum(listing.behind(store) for listing in listings)
+        for listing in listings:
+            listing.put(store)
+        self._context.telemetry.missed_events.inc(missed)
+        self._bad_resyncs = self._bad_resyncs + 1 if missed else 0
+        if missed:
+            logger.warning("resync: the watches had missed %d changes", missed)
+        self.mark_all()
+
+    def watch_problem(self) -> str | None:
+        """Health check: a watch that missed changes in several resyncs running is dead, whatever it says."""
+        if self._bad_resyncs < MAX_BAD_RESYNCS:
+            return None
+        return f"the watches missed changes in {self._bad_resyncs} resyncs running"
+
+    def reconcile_problem(self) -> str | None:
+        """Health check: a change must not wait for ever."""
+        now = self._context.clock()
+        waits = [now - loop.dirty_since for loop in self._loops.values() if loop.dirty_since is not None]
+        longest = max(waits, default=0.0)
+        return f"a change has waited {longest:.0f} s" if longest > MAX_WAIT_SECONDS else None

@@ -115,6 +115,8 @@ class LLMDeployment:
 
     key: ObjectKey
     uid: str
+    resource_version: str
+    """Precondition of writes: a late writer gets a 409."""
     generation: int
     spec: LLMDeploymentSpec
     status: Mapping[str, Any]
@@ -137,6 +139,7 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
     return LLMDeployment(
         key=ObjectKey(metadata["namespace"], name),
         uid=metadata["uid"],
+        resource_version=metadata.get("resourceVersion", ""),
         generation=metadata.get("generation", 0),
         spec=spec,
         status=body.get("status") or {},

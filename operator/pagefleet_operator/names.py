@@ -21,6 +21,9 @@ APP_NAME = "pagefleet-server"
 POD_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Well-known annotation: a ReplicaSet that shrinks takes the pods with the lowest cost first."""
 
+LEASE = "pagefleet-operator"
+"""Lease that the serving operator holds in every namespace it serves."""
+
 CONTAINER = "server"
 PORT_NAME = "http"
 SERVER_PORT = 8000

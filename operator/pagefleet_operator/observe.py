@@ -1,9 +1,10 @@
 """Puts together what the store and the scraper know of one LLMDeployment."""
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from typing import Any
 
-from pagefleet_operator.client import Api
+from pagefleet_operator.client import Api, Listed
 from pagefleet_operator.fleet import PodState
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.plan import Observed
@@ -48,9 +49,29 @@ def targets(store: Store) -> list[Target]:
     return [Target(pod.uid, pod.ip) for pod in pods if pod.ip is not None and pod.state is PodState.READY]
 
 
-async def resync(api: Api, store: Store, namespace: str | None, selector: str) -> None:
-    """List everything afresh into the store: heals events that a watch lost. Raises ApiError."""
-    store.replace(LLMDEPLOYMENT, await api.list(LLMDEPLOYMENTS, namespace), namespace)
-    store.replace(POD, await api.list(PODS, namespace, labels=selector), namespace)
-    for kind, resource in CHILDREN.items():
-        store.replace(kind, await api.list(resource, namespace, labels=selector), namespace)
+@dataclass(frozen=True, slots=True)
+class Listing:
+    """Everything of one namespace (None: of all) as just listed."""
+
+    namespace: str | None
+    kinds: Mapping[str, Listed]
+
+    def behind(self, store: Store) -> int:
+        """How many objects the store shows in an older state than this."""
+        return sum(
+            len(store.behind(kind, listed.items, self.namespace, listed.resource_version))
+            for kind, listed in self.kinds.items()
+        )
+
+    def put(self, store: Store) -> None:
+        """Make the store show this, apart from what it knows of later."""
+        for kind, listed in self.kinds.items():
+            store.replace(kind, listed.items, self.namespace, listed.resource_version)
+
+
+async def list_everything(api: Api, namespace: str | None, selector: str) -> Listing:
+    """List all kinds that are watched, children filtered by `selector`. Raises ApiError."""
+    kinds = {LLMDEPLOYMENT: await api.list(LLMDEPLOYMENTS, namespace)}
+    for kind, resource in {POD: PODS, **CHILDREN}.items():
+        kinds[kind] = await api.list(resource, namespace, labels=selector)
+    return Listing(namespace, kinds)

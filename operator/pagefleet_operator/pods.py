@@ -28,6 +28,8 @@ class Pod:
 
     name: str
     uid: str
+    resource_version: str
+    """Precondition of writes."""
     ip: str | None
     ready: bool
     terminating: bool
@@ -58,6 +60,7 @@ def parse_pod(body: Mapping[str, Any]) -> Pod:
     return Pod(
         name=metadata["name"],
         uid=metadata["uid"],
+        resource_version=metadata.get("resourceVersion", ""),
         ip=status.get("podIP") or None,
         ready=conditions.get("Ready", {}).get("status") == "True",
         terminating=metadata.get("deletionTimestamp") is not None,

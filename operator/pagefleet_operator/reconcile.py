@@ -24,6 +24,7 @@ from pagefleet_operator.scaling import Scaling
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings
 from pagefleet_operator.store import CHILD_KINDS, LLMDEPLOYMENT, Store
+from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.transitions import transitions
 
 logger = logging.getLogger(__name__)
@@ -42,6 +43,7 @@ class Context:
     recorder: EventRecorder
     settings: OperatorSettings
     clock: Clock
+    telemetry: Telemetry
 
 
 @dataclass(slots=True)
@@ -68,9 +70,13 @@ class ObjectLoop:
         self._context = context
         self._dirty = asyncio.Event()
         self._memory: Memory | None = None
+        self.dirty_since: float | None = None
+        """Since when a change waits to be looked at, on the shared clock; None: nothing waits."""
 
     def mark(self) -> None:
         """Something about the object may have changed."""
+        if self.dirty_since is None:
+            self.dirty_since = self._context.clock()
         self._dirty.set()
 
     async def run(self) -> None:
@@ -80,16 +86,22 @@ class ObjectLoop:
         while True:
             await self._wait(due)
             self._dirty.clear()
+            self.dirty_since = None
             body = self._context.store.get(LLMDEPLOYMENT, self.key)
             if body is None:
                 return
+            telemetry = self._context.telemetry
             try:
-                due = await self.step(body)
+                with telemetry.reconcile_seconds.time():
+                    due = await self.step(body)
                 failures = 0
+                telemetry.reconciles.labels("ok").inc()
             except ApiError as error:
                 failures += 1
+                telemetry.reconciles.labels("conflict" if error.status == 409 else "error").inc()
                 pause = self._backoff(failures, error)
-                logger.warning("%s: %s; again in %.1f s", self.key, error, pause)
+                level = logging.DEBUG if error.status == 409 and failures < 5 else logging.WARNING
+                logger.log(level, "%s: %s; again in %.1f s", self.key, error, pause)
                 await asyncio.sleep(pause)
                 due = 0.0
 
@@ -112,11 +124,12 @@ class ObjectLoop:
             return None
         memory = self._remember(body["metadata"]["uid"])
         try:
-            llmd = memory.scaling.settle(parse(body))
+            llmd = parse(body)
         except SpecError as error:
             return await self._write_status(memory, body, status.render_invalid(body, error, now), now)
         observed = await self._observe(memory, now)
-        llmd = await self._scale(memory, llmd, observed, now)
+        body = await self._scale(memory, llmd, body, observed, now)
+        llmd = parse(body)
         intended = self._plan(memory, llmd, observed, now)
         failure = await self._apply(memory, llmd, intended, observed, now)
         observed = observe(self._context.store, self._context.scraper, self.key, now, memory.found)
@@ -153,32 +166,43 @@ class ObjectLoop:
             memory.found, memory.found_at = await find_children(self._context.api, store, self.key), now
         return observe(store, self._context.scraper, self.key, now, memory.found)
 
-    async def _scale(self, memory: Memory, llmd: LLMDeployment, observed: Observed, now: float) -> LLMDeployment:
-        scaling = memory.scaling
-        decision = scaling.decide(llmd, observed, scrape_round=self._context.scraper.rounds, now=now)
+    async def _scale(
+        self, memory: Memory, llmd: LLMDeployment, body: Mapping[str, Any], observed: Observed, now: float
+    ) -> Mapping[str, Any]:
+        """Decide if a scrape round has ended since, and write; returns the object's body as it is then."""
+        scaling, context = memory.scaling, self._context
+        decision = scaling.decide(llmd, observed, scrape_round=context.scraper.rounds, now=now)
         if decision is None:
-            return llmd
+            return body
+        before, after = llmd.spec.replicas, decision.replicas
         try:
-            await apply.write_scale(self._context.api, llmd, decision.replicas)
+            body = await apply.write_scale(context.api, llmd, body, after)
         except ApiError as error:
-            scaling.failure = str(error)
-            return llmd
-        scaled = scaling.scaled(llmd, decision, now)
-        grows = scaled.spec.replicas > llmd.spec.replicas
-        await self._context.recorder.record(
+            # A conflict means that what was decided about has changed: the next round decides anew.
+            scaling.failure = None if error.status == 409 else str(error)
+            return body
+        context.store.put(LLMDEPLOYMENT, body)
+        scaling.scaled(llmd, decision, now)
+        context.telemetry.scalings.labels("up" if after > before else "down").inc()
+        await context.recorder.record(
             llmd,
-            reason="ScaledUp" if grows else "ScaledDown",
-            message=f"from {llmd.spec.replicas} to {scaled.spec.replicas} replicas: "
-            f"{decision.reason}: {decision.message}",
+            reason="ScaledUp" if after > before else "ScaledDown",
+            message=f"from {before} to {after} replicas: {decision.reason}: {decision.message}",
         )
         if scaling.overwritten is not None:
-            await self._context.recorder.record(llmd, reason="ReplicasOverwritten", message=scaling.overwritten)
-        return scaled
+            await context.recorder.record(llmd, reason="ReplicasOverwritten", message=scaling.overwritten)
+        return body
 
     def _plan(self, memory: Memory, llmd: LLMDeployment, observed: Observed, now: float) -> Plan:
         deadline = self._context.settings.reconcile.victims_deadline_seconds
         overdue = memory.victims_since is not None and now - memory.victims_since >= deadline
-        intended = plan(llmd, observed, self._context.settings.children, victims_overdue=overdue)
+        intended = plan(
+            llmd,
+            observed,
+            self._context.settings.children,
+            applied_replicas=memory.ledger.replicas,
+            victims_overdue=overdue,
+        )
         if not intended.waits_for_victims and not overdue:
             memory.victims_since = None
         elif memory.victims_since is None:
@@ -191,7 +215,7 @@ class ObjectLoop:
         """Returns (reason, message) of a refusal; raises ApiError for what may pass later."""
         context = self._context
         try:
-            await apply.write_costs(context.api, llmd, intended.costs)
+            await apply.write_costs(context.api, llmd, observed, intended.costs)
             outcome = await apply.apply_children(
                 context.api, intended, observed, memory.ledger, context.settings.reconcile, now
             )
@@ -240,7 +264,7 @@ class ObjectLoop:
         if memory.status_at is not None and not status.is_urgent(patch, last) and now - memory.status_at < interval:
             return interval - (now - memory.status_at)
         try:
-            answer = await apply.write_status(self._context.api, self.key.namespace, self.key.name, patch)
+            answer = await apply.write_status(self._context.api, body, patch)
         except ApiError as error:
             if error.status == 404:
                 return None

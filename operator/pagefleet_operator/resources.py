@@ -28,6 +28,7 @@ class Resource:
 LLMDEPLOYMENTS = Resource(names.GROUP, names.VERSION, names.PLURAL)
 PODS = Resource("", "v1", "pods")
 EVENTS = Resource("", "v1", "events")
+LEASES = Resource("coordination.k8s.io", "v1", "leases")
 
 CHILDREN: Mapping[str, Resource] = {
     "ServiceAccount": Resource("", "v1", "serviceaccounts"),

@@ -1,7 +1,7 @@
 """The autoscaler of one LLMDeployment between two decisions: its memory, and when to decide again. No I/O."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 from pagefleet_operator.autoscale import Decision, decide
@@ -24,14 +24,8 @@ class Scaling:
     """Why the last write of spec.replicas failed."""
     _restored: bool = False
     _round: int = 0
-    _written: tuple[int, int] | None = None
-    """(generation before our write, replicas written)."""
-
-    def settle(self, llmd: LLMDeployment) -> LLMDeployment:
-        """The object with the replicas that we wrote, as long as the watch still shows it before that write."""
-        if self._written is not None and llmd.generation <= self._written[0]:
-            return with_replicas(llmd, self._written[1])
-        return llmd
+    _written: int | None = None
+    """Replicas as we last wrote them."""
 
     def decide(self, llmd: LLMDeployment, observed: Observed, *, scrape_round: int, now: float) -> Decision | None:
         """A decision that changes spec.replicas, or None. Decides once per finished scrape round."""
@@ -49,17 +43,16 @@ class Scaling:
         self.history = self.decision.history
         return self.decision if self.decision.replicas != llmd.spec.replicas else None
 
-    def scaled(self, llmd: LLMDeployment, decision: Decision, now: float) -> LLMDeployment:
-        """Remember that the decision was written; returns the object as it is from now on."""
+    def scaled(self, llmd: LLMDeployment, decision: Decision, now: float) -> None:
+        """Remember that the decision about `llmd` was written."""
         before = llmd.spec.replicas
-        expected = self._written[1] if self._written is not None else None
         self.overwritten = (
             f"spec.replicas was set to {before} by hand; the autoscaler set it to {decision.replicas}"
-            if expected is not None and expected != before
+            if self._written not in (None, before)
             else None
         )
         self.failure = None
-        self._written = (llmd.generation, decision.replicas)
+        self._written = decision.replicas
         self.history = self.history.changed(decision.replicas - before, now=now)
         change = {
             "time": timestamp(now),
@@ -69,9 +62,3 @@ class Scaling:
             "reason": decision.reason + (f", limited by {decision.limited_by}" if decision.limited_by else ""),
         }
         self.decisions = [*self.decisions, change][-MAX_DECISIONS:]
-        return with_replicas(llmd, decision.replicas)
-
-
-def with_replicas(llmd: LLMDeployment, replicas: int) -> LLMDeployment:
-    """The same object with another wanted count."""
-    return replace(llmd, spec=replace(llmd.spec, replicas=replicas))

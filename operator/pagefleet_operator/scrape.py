@@ -14,6 +14,7 @@ from pagefleet_operator.errors import ScrapeError, shorten
 from pagefleet_operator.fleet import Sample
 from pagefleet_operator.metrics_text import FAMILIES, parse_sample
 from pagefleet_operator.settings import ScrapeSettings
+from pagefleet_operator.telemetry import Telemetry
 
 QUERY = urlencode([("name[]", family) for family in FAMILIES])
 
@@ -36,7 +37,10 @@ class Target:
 class Scraper:
     """Latest samples by pod uid, refreshed every period."""
 
-    def __init__(self, settings: ScrapeSettings, *, clock: Callable[[], float] = time.time) -> None:
+    def __init__(
+        self, settings: ScrapeSettings, *, clock: Callable[[], float] = time.time, telemetry: Telemetry | None = None
+    ) -> None:
+        self._telemetry = telemetry or Telemetry()
         self._settings = settings
         self._clock = clock
         self._samples: dict[str, Sample] = {}
@@ -69,10 +73,12 @@ class Scraper:
     async def scrape(self, session: aiohttp.ClientSession, targets: list[Target]) -> None:
         """One round over `targets`; forgets every other pod."""
         gate = asyncio.Semaphore(self._settings.concurrency)
-        await asyncio.gather(*(self._scrape_one(session, gate, target) for target in targets))
+        with self._telemetry.scrape_seconds.time():
+            await asyncio.gather(*(self._scrape_one(session, gate, target) for target in targets))
         uids = {target.uid for target in targets}
         self._samples = {uid: sample for uid, sample in self._samples.items() if uid in uids}
         self._failures = {uid: failure for uid, failure in self._failures.items() if uid in uids}
+        self._telemetry.silent_pods.set(len(self._failures))
         self.rounds += 1
 
     async def _scrape_one(self, session: aiohttp.ClientSession, gate: asyncio.Semaphore, target: Target) -> None:

@@ -75,6 +75,19 @@ class ApiSettings:
 
 
 @dataclass(frozen=True, slots=True)
+class LeaseSettings:
+    """Leader election. A standby takes over at most duration + retry after the leader stopped renewing."""
+
+    duration_seconds: float = 15.0
+    """How long others must see the lease unchanged before they may take it."""
+    renew_deadline_seconds: float = 8.0
+    """A leader that has not renewed for so long writes nothing any more and ends."""
+    write_timeout_seconds: float = 5.0
+    retry_seconds: float = 2.0
+    """Period of renewals and of tries to acquire."""
+
+
+@dataclass(frozen=True, slots=True)
 class OperatorSettings:
     """The whole."""
 
@@ -84,3 +97,4 @@ class OperatorSettings:
     scrape: ScrapeSettings = field(default_factory=ScrapeSettings)
     reconcile: ReconcileSettings = field(default_factory=ReconcileSettings)
     api: ApiSettings = field(default_factory=ApiSettings)
+    lease: LeaseSettings = field(default_factory=LeaseSettings)

@@ -1,6 +1,6 @@
 """What the watches have shown so far: the latest body of every object that matters, by kind and key."""
 
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -9,6 +9,8 @@ from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.resources import CHILDREN
 
 Body = Mapping[str, Any]
+
+MAX_TOMBSTONES = 4096
 
 LLMDEPLOYMENT = names.KIND
 POD = "Pod"
@@ -32,6 +34,8 @@ class Store:
     def __init__(self) -> None:
         self._objects: dict[str, dict[ObjectKey, Body]] = defaultdict(dict)
         self._pods_of: dict[ObjectKey, dict[ObjectKey, Body]] = defaultdict(dict)
+        self._deleted: OrderedDict[tuple[str, ObjectKey], str] = OrderedDict()
+        """Versions of the last deletions, so that an older list does not bring them back."""
 
     def put(self, kind: str, body: Body) -> None:
         """A body of an object; ignored when a newer one of the same object is known (our own writes come first)."""
@@ -50,25 +54,44 @@ class Store:
     def drop(self, kind: str, body: Body) -> None:
         """The object is gone; a body of another uid under its name stays."""
         key = key_of(body)
+        self._deleted[kind, key] = _resource_version(body)
+        self._deleted.move_to_end((kind, key))
+        while len(self._deleted) > MAX_TOMBSTONES:
+            self._deleted.popitem(last=False)
         known = self._objects[kind].get(key)
         if known is not None and known["metadata"].get("uid") == body["metadata"].get("uid"):
             del self._objects[kind][key]
             if kind == POD:
                 self._forget_pod(key)
 
-    def replace(self, kind: str, bodies: Iterable[Body], namespace: str | None) -> set[ObjectKey]:
-        """All objects of a kind as just listed (in one namespace, or in all). Returns the keys that differ."""
+    def behind(self, kind: str, bodies: Iterable[Body], namespace: str | None, version: str) -> set[ObjectKey]:
+        """Keys that this store shows in an older state than a list of a namespace (None: of all) at `version`.
+
+        What the store knows of after `version`, deletions included, is none of them: then our watch is ahead.
+        """
         fresh = {key_of(body): body for body in bodies}
         known = {
             key: body for key, body in self._objects[kind].items() if namespace is None or key.namespace == namespace
         }
-        changed = {key for key in {*fresh, *known} if _version(fresh.get(key)) != _version(known.get(key))}
-        for key in changed:
+        different = {key for key in {*fresh, *known} if _version(fresh.get(key)) != _version(known.get(key))}
+        return {key for key in different if not self._is_ahead(kind, key, fresh.get(key), version)}
+
+    def _is_ahead(self, kind: str, key: ObjectKey, listed: Body | None, version: str) -> bool:
+        known = self._objects[kind].get(key)
+        if known is None:
+            return _is_later(self._deleted.get((kind, key), ""), version)
+        if listed is None:
+            return _is_later(_resource_version(known), version)
+        return _is_later(_resource_version(known), _resource_version(listed))
+
+    def replace(self, kind: str, bodies: Iterable[Body], namespace: str | None, version: str) -> None:
+        """Make this store show what was listed at `version`, apart from what it knows of later."""
+        fresh = {key_of(body): body for body in bodies}
+        for key in self.behind(kind, fresh.values(), namespace, version):
             if key in fresh:
                 self._put(kind, fresh[key])
             else:
-                self.drop(kind, known[key])
-        return changed
+                self.drop(kind, self._objects[kind][key])
 
     def get(self, kind: str, key: ObjectKey) -> Body | None:
         """The latest body, or None."""
@@ -94,8 +117,16 @@ class Store:
 def _is_older(body: Body, known: Body | None) -> bool:
     if known is None or known["metadata"].get("uid") != body["metadata"].get("uid"):
         return False
-    new, old = (str(item["metadata"].get("resourceVersion", "")) for item in (body, known))
-    return new.isdigit() and old.isdigit() and int(new) < int(old)
+    return _is_later(_resource_version(known), _resource_version(body))
+
+
+def _is_later(version: str, than: str) -> bool:
+    """Versions of one collection compare as integers."""
+    return version.isdigit() and than.isdigit() and int(version) > int(than)
+
+
+def _resource_version(body: Body) -> str:
+    return str(body["metadata"].get("resourceVersion", ""))
 
 
 def _version(body: Body | None) -> tuple[Any, Any] | None:

@@ -1,9 +1,11 @@
 """What is done about what is seen: children, victims, conflicts."""
 
+import copy
 from typing import Any
 
 from pagefleet_operator import builders
-from pagefleet_operator.plan import Applied, Observed, digest, needs_apply, plan
+from pagefleet_operator.drift import applied, managers_of, needs_apply, was_edited
+from pagefleet_operator.plan import Observed, plan
 from pagefleet_operator.pods import Pod, parse_pod
 from pagefleet_operator.settings import ChildSettings
 from pagefleet_operator.victims import VICTIM_COST, choose
@@ -109,34 +111,77 @@ def test_a_choice_stands_although_the_load_moves() -> None:
     assert chosen.costs == {}
 
 
-class TestNeedsApply:
-    manifest = builders.deployment(llmd(), SETTINGS, replicas=1)
+def test_a_foreign_scale_up_of_the_child_is_put_right_at_once() -> None:
+    observed = Observed(children={"Deployment": live(3)}, pods=pods(pod_body("a"), pod_body("b"), pod_body("c")))
+    made = plan(llmd(spec={"replicas": 1}), observed, SETTINGS, applied_replicas=1)
+    assert (replicas_of(made.manifests), made.waits_for_victims) == (1, False)
 
-    def applied(self, version: str = "g1") -> Applied:
-        return Applied(digest(self.manifest), "d", version)
+
+class TestNeedsApply:
+    manifest = builders.deployment(llmd(spec={"resources": {"limits": {"cpu": "1000m"}}}), SETTINGS, replicas=1)
+
+    def answer(self, **spec: Any) -> dict[str, Any]:
+        """As an API server would answer: with defaults, and quantities in its own spelling."""
+        body = copy.deepcopy(self.manifest)
+        body["metadata"] |= {"uid": "d", "generation": 1, "resourceVersion": "7"}
+        body["spec"] |= {"revisionHistoryLimit": 10, **spec}
+        body["spec"]["template"]["spec"]["containers"][0]["resources"]["limits"]["cpu"] = "1"
+        return body
 
     def test_absent_or_never_applied(self) -> None:
         assert needs_apply(self.manifest, None, None)
-        assert needs_apply(self.manifest, live(1), None)
+        assert needs_apply(self.manifest, self.answer(), None)
 
     def test_not_when_nothing_changed(self) -> None:
-        assert not needs_apply(self.manifest, live(1), self.applied())
+        assert not needs_apply(self.manifest, self.answer(), applied(self.manifest, self.answer()))
+
+    def test_not_when_others_change_fields_of_their_own(self) -> None:
+        child = self.answer(paused=False)
+        child["spec"]["template"]["metadata"]["annotations"] = {"kubectl.kubernetes.io/restartedAt": "now"}
+        child["spec"]["template"]["spec"]["containers"].insert(0, {"name": "injected"})
+        assert not needs_apply(self.manifest, child, applied(self.manifest, self.answer()))
 
     def test_when_the_wish_changed(self) -> None:
-        assert needs_apply(builders.deployment(llmd(), SETTINGS, replicas=2), live(1), self.applied())
+        other = builders.deployment(llmd(), SETTINGS, replicas=2)
+        assert needs_apply(other, self.answer(), applied(self.manifest, self.answer()))
 
-    def test_when_someone_edited_the_child(self) -> None:
-        assert needs_apply(self.manifest, live(1, generation=2), self.applied())
+    def test_when_someone_edited_a_field_of_ours(self) -> None:
+        child = self.answer(replicas=5)
+        before = applied(self.manifest, self.answer())
+        assert needs_apply(self.manifest, child, before)
+        assert was_edited(child, before)
 
-    def test_not_when_the_watch_is_behind_our_own_write(self) -> None:
-        assert not needs_apply(self.manifest, live(1, generation=1), self.applied("g3"))
+    def test_when_someone_edited_the_container(self) -> None:
+        child = self.answer()
+        child["spec"]["template"]["spec"]["containers"][0]["image"] = "other"
+        assert needs_apply(self.manifest, child, applied(self.manifest, self.answer()))
 
     def test_when_a_label_of_ours_is_gone(self) -> None:
-        child = live(1)
+        child = self.answer()
         child["metadata"]["labels"] = {}
-        assert needs_apply(self.manifest, child, self.applied())
+        assert needs_apply(self.manifest, child, applied(self.manifest, self.answer()))
 
     def test_when_the_child_was_deleted_and_made_anew(self) -> None:
-        child = live(1)
+        child = self.answer()
         child["metadata"]["uid"] = "another"
-        assert needs_apply(self.manifest, child, self.applied())
+        before = applied(self.manifest, self.answer())
+        assert needs_apply(self.manifest, child, before)
+        assert not was_edited(child, before)
+
+
+def test_rivals_are_those_who_hold_the_spec_latest_first() -> None:
+    def entry(manager: str, time: str, part: str = "f:spec", **more: str) -> dict[str, Any]:
+        return {"manager": manager, "time": time, "fieldsV1": {part: {}}, **more}
+
+    child = {
+        "metadata": {
+            "managedFields": [
+                entry("pagefleet-operator", "4"),
+                entry("kube-controller-manager", "9", "f:metadata"),
+                entry("kube-controller-manager", "9", subresource="status"),
+                entry("argocd", "1"),
+                entry("kubectl", "3"),
+            ]
+        }
+    }
+    assert managers_of(child) == ["kubectl", "argocd"]
