@@ -8,15 +8,25 @@ Times are CLOCK_MONOTONIC seconds, which both processes share.
 import msgspec
 
 from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.step import TokenLogprobs
 
 
-class AddRequest(msgspec.Struct, tag="add", frozen=True):
-    """API -> engine: run this. The API has checked that it can ever fit."""
+class AddRequests(msgspec.Struct, tag="add", frozen=True):
+    """API -> engine: run these, all with the same prompt, which is computed once. The API has checked that they can
+    ever fit."""
 
-    request_id: str
+    request_ids: list[str]
+    """At least one; different from all that live."""
     prompt_token_ids: list[int]
-    sampling: SamplingParams
+    samplings: list[SamplingParams]
+    """One for each id."""
     arrival_time: float
+    tenant: str = ""
+    """Whose request it is: tenants get equal shares of a full engine and never share cached blocks."""
+    cache_salt: str = ""
+    """Only requests with the same salt share cached blocks."""
+    priority: int = 0
+    """The smaller, the more important: goes first, and takes the place of running requests with a larger one."""
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
@@ -25,11 +35,15 @@ class AbortRequests(msgspec.Struct, tag="abort", frozen=True):
     request_ids: list[str]
 
 
+class ResetPrefixCache(msgspec.Struct, tag="reset_prefix_cache", frozen=True):
+    """API -> engine: no request after this one finds blocks that were cached before it."""
+
+
 class Stop(msgspec.Struct, tag="stop", frozen=True):
     """API -> engine: end the process now; the API has already drained."""
 
 
-ToEngine = AddRequest | AbortRequests | Stop
+ToEngine = AddRequests | AbortRequests | ResetPrefixCache | Stop
 
 
 class Starting(msgspec.Struct, tag="starting", frozen=True):
@@ -75,7 +89,7 @@ class Gauges(msgspec.Struct, frozen=True):
     oldest_waiting_arrival: float | None
     """Since when the longest waiting request has waited: its arrival, or its preemption. None when nothing waits."""
     num_added: int
-    """AddRequest messages read since start: the API adds what it sent beyond that to `waiting`."""
+    """Requests of AddRequests messages read since start: the API adds what it sent beyond that to `waiting`."""
     num_preemptions: int
     prefix_queries_tokens: int
     prefix_hits_tokens: int
@@ -93,6 +107,8 @@ class RequestOutput(msgspec.Struct, frozen=True):
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     error: str | None = None
+    logprobs: list[TokenLogprobs] | None = None
+    """One for each token, when SamplingParams.logprobs is set."""
 
 
 class StepDone(msgspec.Struct, tag="step", frozen=True):

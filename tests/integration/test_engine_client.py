@@ -103,6 +103,30 @@ async def test_impossible_requests_are_refused_with_the_numbers() -> None:
         )
 
 
+async def test_group_computes_its_prompt_once_and_each_member_has_its_own_stream() -> None:
+    async with engine(make_settings()) as client:
+        steps: list[StepDone] = []
+        client.observe_steps(steps.append)
+        streams = client.submit_group(make_prompt(20), [make_sampling(5, seed=seed) for seed in range(3)])
+        assert client.num_waiting == 3
+        got = await asyncio.gather(*(collect(stream) for stream in streams))
+        assert got == [(expected_tokens(make_prompt(20), 5, seed), "length") for seed in range(3)]
+        assert sum(step.step_tokens for step in steps) == 20 + 3 * 4
+        with pytest.raises(RequestRefusedError, match="9 sequences of one prompt wanted; 1 to 8"):
+            client.submit_group([1], [make_sampling()] * 9)
+
+
+async def test_reset_empties_the_prefix_cache() -> None:
+    async with engine(make_settings()) as client:
+        cached: list[int] = []
+        for reset in (False, False, True):
+            if reset:
+                client.reset_prefix_cache()
+            with client.submit(make_prompt(20), make_sampling(1)) as stream:
+                cached += [output.num_cached_tokens async for output in stream]
+        assert cached == [0, 16, 0]
+
+
 async def test_request_before_ready_is_refused() -> None:
     async with engine(make_settings(), ready=False) as client:
         with pytest.raises(EngineNotReadyError):

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from pagefleet_server.core.scheduler import Scheduler
-from pagefleet_server.core.step import SchedulerOutput
+from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput
 from support.kv_memory_runner import KvMemoryRunner, expected_tokens
 from support.scheduling import make_limits, make_sampling
 
@@ -20,10 +20,11 @@ class Expected:
     prompt: list[int]
     max_tokens: int
     stop: tuple[int, ...]
+    seed: int
     got: list[int]
 
     def want(self) -> list[int]:
-        tokens = expected_tokens(self.prompt, self.max_tokens)
+        tokens = expected_tokens(self.prompt, self.max_tokens, self.seed)
         ends = [index + 1 for index, token in enumerate(tokens) if token in self.stop]
         return tokens[: ends[0]] if ends else tokens
 
@@ -59,17 +60,49 @@ class SchedulerMachine(RuleBasedStateMachine):
         tail=st.lists(st.integers(0, 49), max_size=3),
         max_tokens=st.integers(1, 12),
         stop=st.sets(st.integers(0, 49), max_size=6),
+        num_forks=st.sampled_from([1, 1, 1, 2, 3]),
+        tenant=st.sampled_from(["", "t1", "t2"]),
+        cache_salt=st.sampled_from(["", "", "salt"]),
+        priority=st.sampled_from([0, 0, 0, 1, -1]),
     )
-    def add(self, family: int, length: int, tail: list[int], max_tokens: int, stop: set[int]) -> None:
+    def add(
+        self,
+        family: int,
+        length: int,
+        tail: list[int],
+        max_tokens: int,
+        stop: set[int],
+        num_forks: int,
+        tenant: str,
+        cache_salt: str,
+        priority: int,
+    ) -> None:
         """Prompts of one family begin alike, so the prefix cache has something to do."""
+        num_forks = min(num_forks, self.limits.max_num_seqs)
         prompt = [(family * 17 + index * index) % 50 for index in range(length)] + tail
         room = self.limits.max_model_len - max_tokens
         prompt = prompt[: max(1, room)]
-        request_id = f"r{self.num_added}"
-        self.num_added += 1
-        self.scheduler.add(request_id, prompt, make_sampling(max_tokens, stop=tuple(stop)), arrival_time=self.now)
-        self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), [])
+        ids = [f"r{self.num_added + index}" for index in range(num_forks)]
+        samplings = [make_sampling(max_tokens, stop=tuple(stop), seed=seed) for seed in range(num_forks)]
+        self.num_added += num_forks
+        self.scheduler.add_group(
+            ids,
+            prompt,
+            samplings,
+            arrival_time=self.now,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
+        for seed, request_id in enumerate(ids):
+            self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), seed, [])
         self.scheduler.check_integrity()
+
+    @rule()
+    def reset_prefix_cache(self) -> None:
+        self.scheduler.reset_prefix_cache()
+        self.scheduler.check_integrity()
+        assert self.scheduler.counts().blocks_cached == 0
 
     @precondition(lambda self: self.live)
     @rule(data=st.data())
@@ -95,8 +128,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             is_decode = len(row.token_ids) == 1 and row.sample
             assert is_decode == (index < output.num_decodes)
         for other in self.in_flight:
-            written = writes(other)
-            clashes = {b for b, owner in writes(output).items() if written.get(b, owner) != owner}
+            clashes = begun(output) & written(other)
             assert not clashes, f"blocks {clashes} are written by a step in flight"
         self.in_flight.append(output)
 
@@ -111,6 +143,14 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert expected.got == expected.want()
                 del self.live[new.request_id]
         self.scheduler.check_integrity()
+
+    @rule(steps=st.integers(1, 8))
+    def run_overlapped(self, steps: int) -> None:
+        """One step is always in flight while the next is planned."""
+        for _ in range(steps):
+            if len(self.in_flight) == 2:
+                self.complete()
+            self.schedule()
 
     @rule(steps=st.integers(1, 8))
     def run_synchronously(self, steps: int) -> None:
@@ -136,13 +176,25 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert counts.num_added == self.num_added
 
 
-def writes(output: SchedulerOutput) -> dict[int, str]:
-    """Block -> request whose rows write into it."""
-    return {
-        row.block_ids[position // BLOCK_SIZE]: row.request_id
+def written(output: SchedulerOutput) -> set[int]:
+    """Blocks that a step writes into."""
+    return {block for row in output.scheduled for block in row_blocks(row)} | {block for _, block in output.copies}
+
+
+def begun(output: SchedulerOutput) -> set[int]:
+    """Blocks that a step takes into use: copied into, or written from their first slot on. (A request that goes on
+    in a block which its leader wrote is right: the device runs the steps in order.)"""
+    first_slots = {
+        row.block_ids[position // BLOCK_SIZE]
         for row in output.scheduled
         for position in range(row.start, row.start + len(row.token_ids))
+        if position % BLOCK_SIZE == 0
     }
+    return first_slots | {block for _, block in output.copies}
+
+
+def row_blocks(row: ScheduledRequest) -> tuple[int, ...]:
+    return row.block_ids[row.start // BLOCK_SIZE : (row.start + len(row.token_ids) - 1) // BLOCK_SIZE + 1]
 
 
 def test_scheduler_holds_under_any_sequence_of_calls() -> None:

@@ -14,16 +14,16 @@ from pagefleet_server.core.step import SchedulerOutput, StepResult
 VOCAB_SIZE = 50
 
 
-def next_token(context: Sequence[int]) -> int:
+def next_token(context: Sequence[int], seed: int = 0) -> int:
     """The token that this "model" draws after a context."""
-    return zlib.crc32(array("q", context).tobytes()) % VOCAB_SIZE
+    return zlib.crc32(array("q", [seed, *context]).tobytes()) % VOCAB_SIZE
 
 
-def expected_tokens(prompt: Sequence[int], count: int) -> list[int]:
+def expected_tokens(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
     """What a request with this prompt must get."""
     context = list(prompt)
     for _ in range(count):
-        context.append(next_token(context))
+        context.append(next_token(context, seed))
     return context[len(prompt) :]
 
 
@@ -37,6 +37,12 @@ class KvMemoryRunner:
         self._last_drawn: dict[str, int] = {}
 
     def execute(self, output: SchedulerOutput) -> StepResult:
+        sources, destinations = [a for a, _ in output.copies], [b for _, b in output.copies]
+        assert len(set(destinations)) == len(destinations)
+        assert not set(destinations) & set(sources)
+        for source, destination in output.copies:
+            for offset in range(self.block_size):
+                self.slots[destination * self.block_size + offset] = self.slots[source * self.block_size + offset]
         inputs: list[list[int]] = []
         for row in output.scheduled:
             tokens = [self._last_drawn[row.request_id] if t == PLACEHOLDER_TOKEN_ID else t for t in row.token_ids]
@@ -53,7 +59,10 @@ class KvMemoryRunner:
                 context.append(token_at)
             assert context[row.start :] == tokens, f"{row.request_id}: another row wrote over its KV"
             if row.sample:
-                sampled[row.request_id] = next_token(context)
+                sampled[row.request_id] = next_token(context, row.sampling.seed)
+            for fork in row.forks:
+                assert row.sample
+                sampled[fork.request_id] = next_token(context, fork.sampling.seed)
         self._last_drawn = sampled
         return StepResult(sampled)
 

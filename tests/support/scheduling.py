@@ -25,8 +25,10 @@ def make_limits(
     )
 
 
-def make_sampling(max_tokens: int = 4, *, stop: tuple[int, ...] = (), min_tokens: int = 0) -> SamplingParams:
-    return SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop, min_tokens=min_tokens)
+def make_sampling(
+    max_tokens: int = 4, *, stop: tuple[int, ...] = (), min_tokens: int = 0, seed: int = 0
+) -> SamplingParams:
+    return SamplingParams(max_tokens=max_tokens, temperature=0.0, stop_token_ids=stop, min_tokens=min_tokens, seed=seed)
 
 
 def make_prompt(length: int, *, first: int = 1) -> list[int]:
@@ -43,9 +45,33 @@ class Bench:
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, str] = {}
 
-    def add(self, request_id: str, prompt: list[int], max_tokens: int = 4, *, stop: tuple[int, ...] = ()) -> None:
-        self.scheduler.add(request_id, prompt, make_sampling(max_tokens, stop=stop), arrival_time=self.now)
+    def add(
+        self,
+        request_id: str,
+        prompt: list[int],
+        max_tokens: int = 4,
+        *,
+        stop: tuple[int, ...] = (),
+        tenant: str = "",
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> None:
+        self.scheduler.add(
+            request_id,
+            prompt,
+            make_sampling(max_tokens, stop=stop),
+            arrival_time=self.now,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
         self.tokens[request_id] = []
+
+    def add_group(self, request_ids: list[str], prompt: list[int], max_tokens: int = 4) -> None:
+        """Siblings with the seeds 0, 1, 2 ..."""
+        samplings = [make_sampling(max_tokens, seed=seed) for seed in range(len(request_ids))]
+        self.scheduler.add_group(request_ids, prompt, samplings, arrival_time=self.now)
+        self.tokens.update({request_id: [] for request_id in request_ids})
 
     def schedule(self) -> SchedulerOutput | None:
         output = self.scheduler.schedule(self.now)

@@ -78,16 +78,18 @@ def test_second_block_with_the_same_content_stays_private() -> None:
     assert (pool.num_free, pool.num_cached) == (1, 1)
 
 
-def test_forget_cached_refuses_while_a_block_is_held() -> None:
+def test_forgetting_makes_idle_and_held_blocks_unfindable() -> None:
     pool = BlockPool(2)
     a, b = pool.allocate(2)
     pool.register(a, name("a"))
+    pool.register(b, name("b"))
     pool.release([a])
-    assert not pool.forget_cached()
-    pool.release([b])
-    assert pool.forget_cached()
-    assert (pool.num_free, pool.num_cached, pool.find(name("a"))) == (2, 0, None)
+    pool.forget_cached()
     pool.check_integrity()
+    assert (pool.num_free, pool.num_cached, pool.num_used) == (1, 0, 1)
+    assert pool.find(name("a")) is pool.find(name("b")) is None
+    pool.release([b])
+    assert (pool.num_free, pool.num_cached) == (2, 0)
 
 
 @pytest.mark.parametrize("block_id", [0, -1, 3])
@@ -115,13 +117,15 @@ def test_misuse_is_refused() -> None:
 
 
 def test_chain_hash_depends_on_salt_parent_and_every_token() -> None:
-    root = chain_root("")
+    root = chain_root("", "")
     first = chain_hash(root, [1, 2, 3, 4])
     others = [
-        chain_hash(chain_root("tenant"), [1, 2, 3, 4]),
+        chain_hash(chain_root("ab", ""), [1, 2, 3, 4]),
+        chain_hash(chain_root("", "ab"), [1, 2, 3, 4]),
+        chain_hash(chain_root("a", "b"), [1, 2, 3, 4]),
         chain_hash(first, [1, 2, 3, 4]),
         chain_hash(root, [1, 2, 3, 5]),
         chain_hash(root, [4, 3, 2, 1]),
     ]
-    assert len({first, *others}) == 5
-    assert first == chain_hash(chain_root(""), (1, 2, 3, 4))
+    assert len({first, *others}) == 7
+    assert first == chain_hash(chain_root("", ""), (1, 2, 3, 4))

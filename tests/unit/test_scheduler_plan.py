@@ -79,6 +79,22 @@ def test_promised_blocks_are_not_given_to_another_request() -> None:
     assert bench.scheduler.counts().num_preemptions == 0
 
 
+def test_decode_takes_no_block_that_is_promised_to_a_prompt_under_way() -> None:
+    """`b` computes a token per step and still lacks its third block when `a` needs its fourth: `b` has to go, for if
+    `a` took the promised block, `b` would be stuck in the middle of its prompt."""
+    bench = Bench(make_limits(num_blocks=6, max_num_seqs=2, max_num_batched_tokens=2), prefix_caching=False)
+    bench.add("a", make_prompt(4), max_tokens=12)
+    bench.add("b", make_prompt(12, first=20), max_tokens=1)
+    for _ in range(10):
+        bench.step()
+    counts = bench.scheduler.counts()
+    assert (counts.num_running, counts.blocks_used, counts.num_preemptions) == (2, 5, 0)
+    assert shape(bench.step()) == [("a", 12, 1, True)]
+    assert bench.scheduler.counts().num_preemptions == 1
+    bench.run()
+    assert bench.tokens["b"] == expected_tokens(make_prompt(12, first=20), 1)
+
+
 def test_newest_request_is_preempted_and_recomputed_with_its_tokens_kept() -> None:
     bench = Bench(make_limits(num_blocks=4), prefix_caching=False)
     bench.add("old", make_prompt(7), max_tokens=9)
@@ -138,6 +154,21 @@ def test_hit_never_covers_the_whole_prompt(length: int, want_cached: int) -> Non
     assert bench.tokens["b"] == expected_tokens(make_prompt(length), 3)
 
 
+def test_cached_blocks_that_nobody_holds_count_as_taken_when_they_are_shared() -> None:
+    """`c` would find 2 of its 3 blocks in the cache; sharing these leaves none for the third."""
+    bench = Bench(make_limits(num_blocks=4))
+    bench.add("a", make_prompt(8), max_tokens=1)
+    bench.run()
+    bench.add("b", make_prompt(5, first=30), max_tokens=3)
+    bench.step()
+    bench.add("c", make_prompt(9), max_tokens=1)
+    assert shape(bench.step()) == [("b", 5, 1, True)]
+    assert bench.scheduler.counts().blocks_waiting == 1
+    assert bench.scheduler.counts().num_waiting == 1
+    bench.run()
+    assert bench.tokens["c"] == expected_tokens(make_prompt(9), 1)
+
+
 def test_requests_of_one_step_share_a_prefix_at_once() -> None:
     bench = Bench(make_limits())
     bench.add("a", make_prompt(9))
@@ -184,6 +215,49 @@ def test_blocks_of_an_aborted_request_stay_fenced_while_its_step_is_in_flight() 
     bench.take(bench.scheduler.update(in_flight, bench.runner.execute(in_flight), 0.0))
     assert shape(bench.step()) == [("next", 0, 16, True)]
     assert bench.tokens == {"gone": [], "next": expected_tokens(make_prompt(16, first=20), 1)}
+
+
+def test_fence_of_a_later_step_outlives_an_earlier_one() -> None:
+    bench = Bench(make_limits(num_blocks=2), prefix_caching=False)
+    bench.add("a", make_prompt(4), max_tokens=4)
+    first, second = bench.schedule(), bench.schedule()
+    assert first is not None
+    assert second is not None
+    bench.scheduler.abort("a")
+    bench.add("b", make_prompt(5, first=20), max_tokens=1)
+    bench.take(bench.scheduler.update(first, bench.runner.execute(first), 0.0))
+    assert bench.schedule() is None
+    bench.take(bench.scheduler.update(second, bench.runner.execute(second), 0.0))
+    assert shape(bench.step()) == [("b", 0, 5, True)]
+
+
+def test_blocks_on_their_way_back_save_others_from_preemption() -> None:
+    """`gone` is aborted while its step runs: `b`, short of a block, sits one step out and keeps what it has."""
+    bench = Bench(make_limits(num_blocks=5), prefix_caching=False)
+    bench.add("a", make_prompt(3), max_tokens=8)
+    bench.add("b", make_prompt(3, first=20), max_tokens=8)
+    bench.add("gone", make_prompt(5, first=40), max_tokens=8)
+    bench.step()
+    in_flight = bench.schedule()
+    assert in_flight is not None
+    bench.scheduler.abort("gone")
+    overlapped = bench.schedule()
+    assert shape(overlapped) == [("a", 4, 1, True)]
+    assert bench.scheduler.counts().num_preemptions == 0
+    for output in (in_flight, overlapped):
+        assert output is not None
+        bench.take(bench.scheduler.update(output, bench.runner.execute(output), 0.0))
+    assert shape(bench.step()) == [("a", 5, 1, True), ("b", 4, 1, True)]
+
+
+def test_nothing_is_scheduled_beyond_max_tokens_while_a_step_is_in_flight() -> None:
+    bench = Bench(make_limits())
+    bench.add("a", make_prompt(3), max_tokens=1)
+    first = bench.schedule()
+    assert first is not None
+    assert bench.schedule() is None
+    bench.take(bench.scheduler.update(first, bench.runner.execute(first), 0.0))
+    assert bench.finish == {"a": "length"}
 
 
 def test_overlapped_step_takes_a_placeholder_and_drops_one_stale_token() -> None:
@@ -249,7 +323,7 @@ def test_protocol_errors_are_loud() -> None:
 def test_requests_that_nothing_moves_are_an_error_not_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
     scheduler = Scheduler(make_limits())
     scheduler.add("a", make_prompt(3), make_sampling(), arrival_time=0.0)
-    monkeypatch.setattr(BlockTables, "admit", lambda *_args, **_kwargs: None)
+    monkeypatch.setattr(BlockTables, "missing", lambda *_args, **_kwargs: 1)
     with pytest.raises(SchedulerError, match="0 running and 1 waiting requests, none can move"):
         scheduler.schedule(0.0)
 

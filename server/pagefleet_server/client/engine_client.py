@@ -19,12 +19,13 @@ from pagefleet_server.frames import HEADER_BYTES, MAX_FRAME_BYTES, FrameError, e
 from pagefleet_server.settings import EngineSettings
 from pagefleet_server.wire import (
     AbortRequests,
-    AddRequest,
+    AddRequests,
     Failed,
     FromEngine,
     Gauges,
     Ready,
     RequestOutput,
+    ResetPrefixCache,
     Starting,
     StepDone,
     Stop,
@@ -146,26 +147,68 @@ class EngineClient:
         self._starting_observers.append(observer)
 
     def submit(
-        self, prompt_token_ids: Sequence[int], sampling: SamplingParams, *, request_id: str | None = None
+        self,
+        prompt_token_ids: Sequence[int],
+        sampling: SamplingParams,
+        *,
+        tenant: str = "",
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> RequestStream:
-        """Send a request; iterate the result for its tokens. `request_id` must be new; None makes one.
+        """Send a request; iterate the result for its tokens. tenant, cache_salt and priority as in wire.AddRequests.
 
         Raises EngineNotReadyError, EngineDeadError, RequestRefusedError (empty, too long, or an unknown token).
         """
+        (stream,) = self.submit_group(
+            prompt_token_ids, [sampling], tenant=tenant, cache_salt=cache_salt, priority=priority
+        )
+        return stream
+
+    def submit_group(
+        self,
+        prompt_token_ids: Sequence[int],
+        samplings: Sequence[SamplingParams],
+        *,
+        tenant: str = "",
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> list[RequestStream]:
+        """Send several requests with one prompt (n > 1): it is computed once and its blocks are shared. One stream for
+        each sampling, in order. At most max_num_seqs of the settings. Raises as submit() does."""
         if self.dead is not None:
             raise self.dead
         if self.ready is None:
             raise EngineNotReadyError("the engine is still starting; try again when /readyz answers 200")
-        check_request(prompt_token_ids, sampling, self.ready)
-        if request_id is None:
-            request_id = f"r{next(self._ids)}"
-        if request_id in self._streams:
-            raise RequestRefusedError(f"request id {request_id!r} is in use; choose another")
-        stream = RequestStream(request_id, self.abort)
-        self._send(AddRequest(request_id, list(prompt_token_ids), sampling, self._clock()))
-        self._num_sent += 1
-        self._streams[request_id] = stream
-        return stream
+        limit = self._settings.scheduler.max_num_seqs
+        if not 1 <= len(samplings) <= limit:
+            raise RequestRefusedError(f"{len(samplings)} sequences of one prompt wanted; 1 to {limit} can run at once")
+        longest = max(samplings, key=lambda sampling: sampling.max_tokens)
+        for sampling in (longest, min(samplings, key=lambda sampling: sampling.max_tokens)):
+            check_request(prompt_token_ids, sampling, self.ready)
+        request_ids = [f"r{next(self._ids)}" for _ in samplings]
+        self._send(
+            AddRequests(
+                request_ids,
+                list(prompt_token_ids),
+                list(samplings),
+                self._clock(),
+                tenant=tenant,
+                cache_salt=cache_salt,
+                priority=priority,
+            )
+        )
+        self._num_sent += len(request_ids)
+        streams = [RequestStream(request_id, self.abort) for request_id in request_ids]
+        self._streams.update(zip(request_ids, streams, strict=True))
+        return streams
+
+    def reset_prefix_cache(self) -> None:
+        """No request submitted from now on finds blocks that are cached now. Raises as submit() does."""
+        if self.dead is not None:
+            raise self.dead
+        if self.ready is None:
+            raise EngineNotReadyError("the engine is still starting; its cache is empty")
+        self._send(ResetPrefixCache())
 
     def abort(self, request_id: str) -> None:
         """End a request: its stream ends without another output, the engine frees its blocks within one step.

@@ -81,10 +81,11 @@ class RequestStream:
 
 
 def merge_outputs(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Both as one: tokens in order, the end of the second, the first known first_scheduled_time."""
+    """Both as one: tokens and logprobs in order, the end of the second, the first known first_scheduled_time."""
     scheduled = first.first_scheduled_time
     return msgspec.structs.replace(
         second,
         token_ids=first.token_ids + second.token_ids,
+        logprobs=None if first.logprobs is None or second.logprobs is None else first.logprobs + second.logprobs,
         first_scheduled_time=second.first_scheduled_time if scheduled is None else scheduled,
     )

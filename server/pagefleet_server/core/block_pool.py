@@ -73,6 +73,10 @@ class BlockPool:
         """Blocks that somebody holds."""
         return self.num_blocks - len(self._free)
 
+    def content(self, block_id: int) -> BlockHash | None:
+        """The hash under which the block is findable; None when it is not."""
+        return self._blocks[block_id].block_hash
+
     def references(self, block_id: int) -> int:
         """Holders of a block."""
         return self._blocks[block_id].references
@@ -150,14 +154,11 @@ class BlockPool:
         """True when nobody holds the block, so that sharing it takes one from num_available."""
         return self._blocks[block_id].references == 0
 
-    def forget_cached(self) -> bool:
-        """Drop every hash. False, and nothing changes, while any block is held: its content may be in use."""
-        if self.num_used:
-            return False
+    def forget_cached(self) -> None:
+        """Nothing is findable any more. Held blocks keep their content for their holders."""
         for block in list(self._cached.values()):
             self._forget(block)
         self._num_cached_idle = 0
-        return True
 
     def check_integrity(self) -> None:
         """Raise PoolError unless the books balance. O(num_blocks)."""

@@ -9,9 +9,10 @@ BlockHash = NewType("BlockHash", bytes)
 """Names a full block's tokens together with all tokens before them, and the salt: 32 bytes."""
 
 
-def chain_root(salt: str) -> BlockHash:
-    """The parent of a sequence's first block. Sequences with different salts never share a block."""
-    return BlockHash(hashlib.sha256(b"pagefleet-kv-1\0" + salt.encode("utf-8", "surrogatepass")).digest())
+def chain_root(tenant: str, salt: str) -> BlockHash:
+    """The parent of a sequence's first block. Only sequences of one tenant with one salt can share blocks."""
+    parts = [text.encode("utf-8", "surrogatepass") for text in (tenant, salt)]
+    return BlockHash(hashlib.sha256(b"".join(len(part).to_bytes(8, "big") + part for part in parts)).digest())
 
 
 def chain_hash(parent: BlockHash, token_ids: Sequence[int]) -> BlockHash:

@@ -3,6 +3,7 @@
 from dataclasses import dataclass
 
 from pagefleet_server.core.request import FinishReason
+from pagefleet_server.core.step import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -17,6 +18,8 @@ class NewTokens:
     """Given with the first token only."""
     num_cached_tokens: int
     num_preemptions: int
+    logprobs: list[TokenLogprobs] | None
+    """One for each token, when the request asked for them."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,8 +1,10 @@
 """One request inside the engine: its tokens, how far they are computed, and its state."""
 
+from __future__ import annotations
+
 from enum import Enum
 
-from pagefleet_server.core.prefix_hash import BlockHash
+from pagefleet_server.core.prefix_hash import BlockHash, chain_root
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import TokenHistory
 
@@ -11,7 +13,8 @@ PLACEHOLDER_TOKEN_ID = -1
 
 
 class RequestState(Enum):
-    """waiting -> running -> finished; running -> preempted -> running; any state -> finished by abort."""
+    """waiting -> running -> finished; running -> preempted -> running; any state -> finished by abort.
+    A sibling goes from waiting to running when its leader's prompt is computed."""
 
     WAITING = "waiting"
     RUNNING = "running"
@@ -44,6 +47,7 @@ class Request:
         "block_ids",
         "finish_reason",
         "first_scheduled_time",
+        "is_muted",
         "last_step_id",
         "num_cached_tokens",
         "num_computed",
@@ -51,19 +55,47 @@ class Request:
         "num_preemptions",
         "num_prompt",
         "num_registered",
-        "order",
+        "number",
+        "priority",
         "promised_blocks",
+        "rank",
         "request_id",
+        "root_hash",
         "sampling",
+        "siblings",
         "state",
+        "tenant",
         "token_ids",
         "waiting_since",
     )
 
     def __init__(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, arrival_time: float, order: int
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        arrival_time: float,
+        number: int,
+        tenant: str = "",
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> None:
         self.request_id = request_id
+        self.number = number
+        """Counts arrivals; unique."""
+        self.tenant = tenant
+        self.priority = priority
+        """The smaller, the more important."""
+        self.rank = (priority, 0)
+        """(priority, number of the first admission); set when it first runs. Smaller is more important: first to be
+        scheduled, last to be preempted. Unique among requests that have run."""
+        self.root_hash = chain_root(tenant, cache_salt)
+        """Parent of its first block's hash."""
+        self.siblings: list[Request] = []
+        """Requests with the same prompt that begin when this one, their leader, has computed it."""
+        self.is_muted = False
+        """A leader that was aborted: it computes the prompt for its siblings and gets nothing itself."""
         self.token_ids = list(prompt_token_ids)
         """Prompt, then what was generated."""
         self.num_prompt = len(prompt_token_ids)
@@ -71,8 +103,6 @@ class Request:
         self.arrival_time = arrival_time
         self.waiting_since = arrival_time
         """Arrival, or the last preemption."""
-        self.order = order
-        """Smaller is more important: first to be scheduled, last to be preempted. Unique."""
         self.state = RequestState.WAITING
         self.finish_reason: FinishReason | None = None
         self.first_scheduled_time: float | None = None
@@ -111,6 +141,15 @@ class Request:
         """True when the draws in flight reach max_tokens: nothing more to schedule."""
         return self.num_generated + self.num_pending >= self.sampling.max_tokens
 
+    @property
+    def num_seats(self) -> int:
+        """Sequences that it stands for: itself unless muted, and its siblings."""
+        return len(self.siblings) + (not self.is_muted)
+
+    def history(self) -> TokenHistory | None:
+        """A view of the known tokens for sampling rules that look back, right until the next one is received."""
+        return TokenHistory(self.token_ids, self.num_prompt) if self.sampling.needs_history else None
+
     def inputs(self, count: int) -> tuple[int, ...]:
         """The next `count` input tokens, from num_computed on."""
         known = self.token_ids[self.num_computed : self.num_computed + count]
@@ -118,20 +157,29 @@ class Request:
             known.extend([PLACEHOLDER_TOKEN_ID] * (count - len(known)))
         return tuple(known)
 
-    def history(self) -> TokenHistory:
-        """A view of the known tokens, right until the next one is received."""
-        return TokenHistory(self.token_ids, self.num_prompt)
-
-    def start(self, now: float, *, num_cached: int) -> None:
-        """Waiting or preempted -> running, with the first num_cached tokens already in the cache."""
+    def start(self, now: float, *, num_cached: int, admission: int) -> None:
+        """Waiting or preempted -> running, with the first num_cached tokens already in the cache. `admission` counts
+        admissions and fixes the rank at the first one."""
         self._leave(RequestState.WAITING, RequestState.PREEMPTED)
         if self.num_pending:
             raise RequestStateError(f"request {self.request_id} starts while a step draws its token")
         if self.first_scheduled_time is None:
             self.first_scheduled_time = now
             self.num_cached_tokens = num_cached
+            self.rank = (self.priority, admission)
         self.state = RequestState.RUNNING
         self.num_computed = num_cached
+
+    def start_as_fork(self, leader: Request, *, admission: int) -> None:
+        """Waiting -> running beside the leader, whose step in flight draws this one's first token too."""
+        self._leave(RequestState.WAITING)
+        self.first_scheduled_time = leader.first_scheduled_time
+        self.num_cached_tokens = leader.num_computed
+        self.rank = (self.priority, admission)
+        self.state = RequestState.RUNNING
+        self.num_computed = leader.num_computed
+        self.num_pending = 1
+        self.last_step_id = leader.last_step_id
 
     def advance(self, count: int, *, step_id: int) -> bool:
         """`count` more tokens are in step `step_id`; True when it draws the next one."""

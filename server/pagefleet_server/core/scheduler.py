@@ -3,24 +3,28 @@
 Order of a step: running requests that need one token (decodes), running requests with more to compute (prompt chunks),
 then waiting requests while budget, sequences and blocks last. A request is let in only when all blocks of its known
 tokens can be promised to it, so a chunk never lacks a block. A decode that finds none preempts the least important
-running request; that one is recomputed later, its tokens kept.
+running request; that one is recomputed later, its tokens kept. A waiting request of a more important priority takes
+the place of less important running ones.
 
-Why it cannot get stuck: the most important running request is never preempted for another, and by the check in add()
-it fits into the pool alone; so as long as anything runs it gets a token per step, and when nothing runs everything is
-free for the first that waits. schedule() checks exactly this and raises instead of idling.
+Why it cannot get stuck: the most important running request is never preempted for another of its priority, and by the
+check in add() it fits into the pool alone; so as long as anything runs it gets a token per step, and when nothing runs
+everything is free for the first that waits. schedule() checks exactly this and raises instead of idling.
 """
 
 from bisect import insort
 from collections import deque
+from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagefleet_server.core.audit import check_requests
 from pagefleet_server.core.block_tables import BlockTables
 from pagefleet_server.core.limits import SchedulerLimits
 from pagefleet_server.core.report import NewTokens, SchedulerCounts
 from pagefleet_server.core.request import FinishReason, Request, RequestState
 from pagefleet_server.core.sampling_params import SamplingParams
-from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult
-from pagefleet_server.core.waiting_queue import WaitingQueue, by_order
+from pagefleet_server.core.step import SchedulerOutput, StepResult
+from pagefleet_server.core.step_plan import StepPlan
+from pagefleet_server.core.waiting_queue import WaitingQueue, by_rank
 
 MAX_STEPS_IN_FLIGHT = 1
 """Scheduled steps without update() when schedule() is called: 0 in a synchronous loop, 1 when steps overlap."""
@@ -51,11 +55,13 @@ class Scheduler:
             num_blocks=limits.num_blocks, block_size=limits.block_size, prefix_caching=prefix_caching
         )
         self._requests: dict[str, Request] = {}
+        self._leaders: dict[str, Request] = {}  # id of a sibling that has not begun -> its leader
         self._waiting = WaitingQueue()
-        self._running: list[Request] = []  # by order
+        self._running: list[Request] = []  # by rank
         self._in_flight: deque[_StepInFlight] = deque()
         self._last_step_id = 0
         self._num_added = 0
+        self._num_admissions = 0
         self._num_preemptions = 0
         self._prefix_queries_tokens = 0
         self._prefix_hits_tokens = 0
@@ -71,17 +77,70 @@ class Scheduler:
         return bool(self._requests) or bool(self._in_flight)
 
     def add(
-        self, request_id: str, prompt_token_ids: list[int], sampling: SamplingParams, *, arrival_time: float
+        self,
+        request_id: str,
+        prompt_token_ids: list[int],
+        sampling: SamplingParams,
+        *,
+        arrival_time: float,
+        tenant: str = "",
+        cache_salt: str = "",
+        priority: int = 0,
     ) -> None:
-        """Queue a request. Raises RequestRefused when it can never run here, SchedulerError when the id is in use."""
-        if request_id in self._requests:
-            raise SchedulerError(f"request id {request_id!r} is in use")
-        self._num_added += 1
-        self._refuse_impossible(prompt_token_ids, sampling)
-        request = Request(request_id, prompt_token_ids, sampling, arrival_time=arrival_time, order=self._num_added)
-        self._requests[request_id] = request
-        self._waiting.add(request)
-        self._tables.queue(request)
+        """Queue one request: add_group() of one."""
+        self.add_group(
+            [request_id],
+            prompt_token_ids,
+            [sampling],
+            arrival_time=arrival_time,
+            tenant=tenant,
+            cache_salt=cache_salt,
+            priority=priority,
+        )
+
+    def add_group(
+        self,
+        request_ids: Sequence[str],
+        prompt_token_ids: list[int],
+        samplings: Sequence[SamplingParams],
+        *,
+        arrival_time: float,
+        tenant: str = "",
+        cache_salt: str = "",
+        priority: int = 0,
+    ) -> None:
+        """Queue requests that share a prompt: the first computes it, the others fork from there.
+
+        Raises RequestRefused when they can never run here, SchedulerError when an id is in use.
+        """
+        if len(request_ids) != len(samplings) or len(set(request_ids)) != len(request_ids):
+            raise SchedulerError(f"{len(request_ids)} request ids, not all different, for {len(samplings)} samplings")
+        for request_id in request_ids:
+            if request_id in self._requests:
+                raise SchedulerError(f"request id {request_id!r} is in use")
+        first_number = self._num_added
+        self._num_added += len(request_ids)
+        self._refuse_impossible(prompt_token_ids, samplings)
+        leader, *siblings = (
+            Request(
+                request_id,
+                prompt_token_ids,
+                sampling,
+                arrival_time=arrival_time,
+                number=first_number + index,
+                tenant=tenant,
+                cache_salt=cache_salt,
+                priority=priority,
+            )
+            for index, (request_id, sampling) in enumerate(zip(request_ids, samplings, strict=True))
+        )
+        leader.siblings = siblings
+        for request in (leader, *siblings):
+            self._requests[request.request_id] = request
+        for sibling in siblings:
+            self._leaders[sibling.request_id] = leader
+        self._waiting.add(leader)
+        self._tables.queue(leader)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request in any state; its blocks are free at once, or when the step that writes them is done.
@@ -89,7 +148,16 @@ class Scheduler:
         request = self._requests.get(request_id)
         if request is None:
             return False
-        self._end(request, FinishReason.ABORT)
+        leader = self._leaders.pop(request_id, None)
+        if leader is not None:
+            self._reseat(leader, without=request)
+            request.finish(FinishReason.ABORT)
+            del self._requests[request_id]
+        elif request.siblings:
+            request.is_muted = True
+            del self._requests[request_id]
+        else:
+            self._end(request, FinishReason.ABORT)
         return True
 
     def schedule(self, now: float) -> SchedulerOutput | None:
@@ -99,46 +167,27 @@ class Scheduler:
         """
         if len(self._in_flight) > MAX_STEPS_IN_FLIGHT:
             raise SchedulerError(f"{len(self._in_flight)} steps are in flight; update() is owed")
-        step_id = self._last_step_id + 1
-        budget = self.limits.max_num_batched_tokens
-        rows: list[ScheduledRequest] = []
-        drawing: list[Request] = []
-
-        preemptions_before = self._num_preemptions
+        plan = StepPlan(step_id=self._last_step_id + 1, budget=self.limits.max_num_batched_tokens)
+        self._yield_to_priority(now)
         for request in [r for r in self._running if r.num_remaining == 1 and not r.is_complete_after_pending]:
             if request.state is RequestState.RUNNING and self._make_room(request, now):
-                rows.append(self._advance(request, 1, step_id, drawing))
-                budget -= 1
-        num_decodes = len(rows)
-
-        for request in self._running:
-            if budget > 0 and request.num_remaining > 1:
-                count = min(request.num_remaining, budget)
-                rows.append(self._advance(request, count, step_id, drawing))
-                budget -= count
-
-        singles: list[ScheduledRequest] = []
-        if self._num_preemptions == preemptions_before:
-            while budget > 0 and (admitted := self._admit_first(now)) is not None:
-                count = min(admitted.num_remaining, budget)
-                row = self._advance(admitted, count, step_id, drawing)
-                (singles if count == 1 and row.sample else rows).append(row)
-                budget -= count
-
-        if not rows and not singles:
+                self._advance(request, 1, plan)
+        for request in list(self._running):
+            if plan.budget > 0 and request.num_remaining > 1:
+                self._advance(request, min(request.num_remaining, plan.budget), plan)
+        while plan.budget > 0 and (admitted := self._admit_first(now)) is not None:
+            self._advance(admitted, min(admitted.num_remaining, plan.budget), plan)
+        if plan.is_empty:
             if self._requests and not self._in_flight:
                 raise SchedulerError(
                     f"{len(self._running)} running and {len(self._waiting)} waiting requests, none can move"
                 )
             return None
-        self._last_step_id = step_id
-        self._in_flight.append(_StepInFlight(step_id, tuple(drawing)))
-        return SchedulerOutput(
-            scheduled=(*rows[:num_decodes], *singles, *rows[num_decodes:]),
-            num_decodes=num_decodes + len(singles),
-            num_tokens=self.limits.max_num_batched_tokens - budget,
-            step_id=step_id,
-        )
+        self._last_step_id = plan.step_id
+        self._in_flight.append(_StepInFlight(plan.step_id, tuple(plan.drawing)))
+        for request in [r for r in plan.drawing if r.is_muted]:
+            self._end(request, FinishReason.ABORT)
+        return plan.output()
 
     def update(self, output: SchedulerOutput, result: StepResult, now: float) -> list[NewTokens]:
         """Take in a finished step, the oldest in flight. Gives the new tokens, in the order of scheduling.
@@ -156,32 +205,15 @@ class Scheduler:
             token_id = result.sampled.get(request.request_id)
             if token_id is None:
                 raise SchedulerError(f"step {step.step_id} drew no token for request {request.request_id}")
-            first = request.num_generated == 0
-            request.receive(token_id)
-            if request.state is RequestState.PREEMPTED:  # drawn before it had to go: kept, and one more to recompute
-                self._tables.unqueue(request)
-                self._tables.queue(request)
-            reason = request.stop_reason()
-            if reason is not None:
-                self._end(request, reason)
-            news.append(
-                NewTokens(
-                    request_id=request.request_id,
-                    token_ids=[token_id],
-                    finish_reason=reason,
-                    first_scheduled_time=request.first_scheduled_time if first else None,
-                    num_cached_tokens=request.num_cached_tokens,
-                    num_preemptions=request.num_preemptions,
-                )
-            )
+            news.append(self._receive(request, token_id, result))
         return news
 
     def counts(self) -> SchedulerCounts:
-        """The gauges. O(waiting)."""
+        """The gauges. O(running + waiting)."""
         pool = self._tables.pool
         return SchedulerCounts(
-            num_running=len(self._running),
-            num_waiting=len(self._waiting),
+            num_running=sum(request.num_seats for request in self._running),
+            num_waiting=sum(request.num_seats for request in self._waiting),
             blocks_free=pool.num_free,
             blocks_cached=pool.num_cached,
             blocks_used=pool.num_used,
@@ -194,31 +226,21 @@ class Scheduler:
             prefix_hits_tokens=self._prefix_hits_tokens,
         )
 
-    def reset_prefix_cache(self) -> bool:
-        """Forget all cached content; False while any block is held."""
-        return self._tables.pool.forget_cached()
+    def reset_prefix_cache(self) -> None:
+        """Forget all cached content: no later request finds it. Running requests keep what they hold."""
+        self._tables.pool.forget_cached()
 
     def check_integrity(self) -> None:
-        """Raise SchedulerError or PoolError unless every conservation law holds. O(blocks + requests)."""
+        """Raise AuditError or PoolError unless every conservation law holds. O(blocks + requests)."""
         self._tables.check_integrity(self._running)
-        orders = [request.order for request in self._running]
-        if orders != sorted(set(orders)) or len(orders) > self.limits.max_num_seqs:
-            raise SchedulerError(f"running requests out of order or too many: {orders}")
-        if {r.request_id for r in self._running} | {r.request_id for r in self._waiting} != set(self._requests):
-            raise SchedulerError("a request is lost, or in two places")
-        for request in self._running:
-            held = len(request.block_ids)
-            if request.state is not RequestState.RUNNING or held != self._tables.blocks_for(request.num_computed):
-                raise SchedulerError(f"request {request.request_id}: {held} blocks for {request.num_computed} tokens")
-            if not 0 <= request.num_pending <= MAX_STEPS_IN_FLIGHT + 1 or request.num_remaining < 0:
-                raise SchedulerError(f"request {request.request_id}: {request.num_pending} tokens pending")
-        for request in self._waiting:
-            if request.block_ids or request.promised_blocks or request.state not in _QUEUED:
-                raise SchedulerError(f"waiting request {request.request_id} holds blocks or has a wrong state")
+        check_requests(
+            self._requests, self._running, list(self._waiting), self._tables, max_seats=self.limits.max_num_seqs
+        )
 
-    def _refuse_impossible(self, prompt_token_ids: list[int], sampling: SamplingParams) -> None:
-        num_tokens = len(prompt_token_ids) + sampling.max_tokens
-        if not prompt_token_ids or sampling.max_tokens < 1:
+    def _refuse_impossible(self, prompt_token_ids: list[int], samplings: Sequence[SamplingParams]) -> None:
+        shortest = min((sampling.max_tokens for sampling in samplings), default=0)
+        num_tokens = len(prompt_token_ids) + max((sampling.max_tokens for sampling in samplings), default=0)
+        if not prompt_token_ids or shortest < 1:
             raise RequestRefused("a request needs at least 1 prompt token and max_tokens of at least 1")
         if num_tokens > self.limits.max_model_len:
             raise RequestRefused(f"{num_tokens} tokens with max_tokens; the limit is {self.limits.max_model_len}")
@@ -228,8 +250,27 @@ class Scheduler:
                 f"{num_tokens} tokens with max_tokens need {self._tables.blocks_for(num_tokens - 1)} blocks;"
                 f" there are {self.limits.num_blocks}"
             )
+        if len(samplings) > self.limits.max_num_seqs:
+            raise RequestRefused(f"{len(samplings)} sequences at once; at most {self.limits.max_num_seqs} can run")
         if len(self._waiting) >= self.limits.max_num_waiting:
             raise RequestRefused(f"{len(self._waiting)} requests wait, the limit is {self.limits.max_num_waiting}")
+
+    def _yield_to_priority(self, now: float) -> None:
+        """Preempt less important running requests when that lets the first waiting one in."""
+        first = self._waiting.first()
+        if first is None:
+            return
+        lower = [request for request in self._running if request.priority > first.priority]
+        if not lower:
+            return
+        releasable = sum(len(request.block_ids) + request.promised_blocks for request in lower)
+        if self._tables.missing(first, headroom=0) > releasable + self._tables.num_fenced:
+            return
+        for victim in reversed(lower):
+            missing = self._tables.missing(first, headroom=self._headroom(first))
+            if missing <= self._tables.num_fenced and self._has_seats_for(first):
+                return
+            self._preempt(victim, now)
 
     def _make_room(self, request: Request, now: float) -> bool:
         """Free a block for the request's next token if it needs one; False when it must sit this step out."""
@@ -251,40 +292,85 @@ class Scheduler:
         self._tables.queue(request)
         self._num_preemptions += 1
 
+    def _headroom(self, request: Request) -> int:
+        """Blocks to be left open when the request joins others; none when it runs alone."""
+        if not self._running:
+            return 0
+        return -(-self.limits.num_blocks * HEADROOM_PERCENT // 100) + self._tables.copies_for(request)
+
+    def _has_seats_for(self, request: Request) -> bool:
+        taken = sum(running.num_seats for running in self._running)
+        return taken + request.num_seats <= self.limits.max_num_seqs
+
     def _admit_first(self, now: float) -> Request | None:
         request = self._waiting.first()
-        if request is None or len(self._running) >= self.limits.max_num_seqs:
+        if request is None or request.num_pending or not self._has_seats_for(request):
+            return None  # pending: preempted in this very step, its last token is still in flight
+        if self._tables.missing(request, headroom=self._headroom(request)):
             return None
-        headroom = -(-self.limits.num_blocks * HEADROOM_PERCENT // 100) if self._running else 0
-        num_cached = self._tables.admit(request, headroom=headroom)
-        if num_cached is None:
-            return None
+        num_cached = self._tables.admit(request)
         if request.first_scheduled_time is None:
             self._prefix_queries_tokens += request.num_tokens
             self._prefix_hits_tokens += num_cached
-        self._waiting.remove(request)
+        self._waiting.admit(request)
         self._tables.unqueue(request)
-        request.start(now, num_cached=num_cached)
-        insort(self._running, request, key=by_order)
+        self._num_admissions += 1
+        request.start(now, num_cached=num_cached, admission=self._num_admissions)
+        insort(self._running, request, key=by_rank)
         return request
 
-    def _advance(self, request: Request, count: int, step_id: int, drawing: list[Request]) -> ScheduledRequest:
+    def _advance(self, request: Request, count: int, plan: StepPlan) -> None:
         start = request.num_computed
         token_ids = request.inputs(count)
-        self._tables.grow(request, start + count)
-        draws = request.advance(count, step_id=step_id)
+        copy = self._tables.write(request, start + count, step_id=plan.step_id)
+        if copy is not None:
+            plan.copies.append(copy)
+        draws = request.advance(count, step_id=plan.step_id)
         self._tables.register(request)
-        if draws:
-            drawing.append(request)
-        return ScheduledRequest(
+        self._waiting.charge(request.tenant, count)
+        plan.add(request, token_ids, start=start, draws=draws, forks=self._fork(request) if draws else [])
+
+    def _fork(self, leader: Request) -> list[Request]:
+        """The leader's prompt is computed by this step: its siblings run from here on."""
+        siblings, leader.siblings = leader.siblings, []
+        for sibling in siblings:
+            del self._leaders[sibling.request_id]
+            self._num_admissions += 1
+            self._tables.fork(leader, sibling)
+            sibling.start_as_fork(leader, admission=self._num_admissions)
+            insort(self._running, sibling, key=by_rank)
+        return siblings
+
+    def _receive(self, request: Request, token_id: int, result: StepResult) -> NewTokens:
+        first = request.num_generated == 0
+        request.receive(token_id)
+        if request.state is RequestState.PREEMPTED:  # drawn before it had to go: kept, and one more to recompute
+            self._tables.unqueue(request)
+            self._tables.queue(request)
+        reason = request.stop_reason()
+        if reason is not None:
+            self._end(request, reason)
+        logprobs = result.logprobs.get(request.request_id)
+        return NewTokens(
             request_id=request.request_id,
-            token_ids=token_ids,
-            start=start,
-            block_ids=tuple(request.block_ids),
-            sample=draws,
-            sampling=request.sampling,
-            history=request.history() if draws and request.sampling.needs_history else None,
+            token_ids=[token_id],
+            finish_reason=reason,
+            first_scheduled_time=request.first_scheduled_time if first else None,
+            num_cached_tokens=request.num_cached_tokens,
+            num_preemptions=request.num_preemptions,
+            logprobs=None if logprobs is None else [logprobs],
         )
+
+    def _reseat(self, leader: Request, *, without: Request) -> None:
+        """A sibling that has not begun leaves; a muted leader without siblings has nobody to compute for."""
+        waits = leader.state is not RequestState.RUNNING
+        if waits:
+            self._tables.unqueue(leader)
+        leader.siblings.remove(without)
+        if waits:
+            self._tables.queue(leader)
+        if not leader.num_seats:
+            self._end(leader, FinishReason.ABORT)
 
     def _end(self, request: Request, reason: FinishReason) -> None:
         if request.state is RequestState.RUNNING:
@@ -294,11 +380,9 @@ class Scheduler:
             self._tables.unqueue(request)
         self._release(request)
         request.finish(reason)
-        del self._requests[request.request_id]
+        if not request.is_muted:
+            del self._requests[request.request_id]
 
     def _release(self, request: Request) -> None:
         in_flight = bool(self._in_flight) and request.last_step_id >= self._in_flight[0].step_id
         self._tables.release(request, fence_step=request.last_step_id if in_flight else None)
-
-
-_QUEUED = (RequestState.WAITING, RequestState.PREEMPTED)

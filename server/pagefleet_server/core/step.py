@@ -18,6 +18,16 @@ class TokenHistory:
 
 
 @dataclass(frozen=True, slots=True)
+class Fork:
+    """A further request that draws its first token from the same row of logits: it shares the prompt's blocks."""
+
+    request_id: str
+    sampling: SamplingParams
+    history: TokenHistory | None = None
+    """Given when sampling.needs_history."""
+
+
+@dataclass(frozen=True, slots=True)
 class ScheduledRequest:
     """One request's share of a step.
 
@@ -38,6 +48,8 @@ class ScheduledRequest:
     sampling: SamplingParams
     history: TokenHistory | None = None
     """Given when `sample` is set and sampling.needs_history."""
+    forks: tuple[Fork, ...] = ()
+    """Only when `sample` is set: the result holds one token for each of these, too."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +63,9 @@ class SchedulerOutput:
     """Sum of len(token_ids)."""
     step_id: int = 0
     """1, 2, 3 ... in the order of scheduling."""
+    copies: tuple[tuple[int, int], ...] = ()
+    """(source, destination) blocks to copy whole, in every layer, before this step writes anything. Destinations are
+    distinct and are no sources."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +82,7 @@ class TokenLogprobs:
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What the runner gives back: one token for each request with `sample` set."""
+    """What the runner gives back: one token for each request with `sample` set, and for each of its forks."""
 
     sampled: dict[str, int]
     """request_id -> token id."""

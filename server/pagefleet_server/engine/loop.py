@@ -8,7 +8,7 @@ from pagefleet_server.core.report import NewTokens, SchedulerCounts
 from pagefleet_server.core.scheduler import RequestRefused, Scheduler
 from pagefleet_server.engine.channel import Channel
 from pagefleet_server.engine.runner_protocol import Runner
-from pagefleet_server.wire import AbortRequests, AddRequest, Gauges, RequestOutput, StepDone, Stop
+from pagefleet_server.wire import AbortRequests, AddRequests, Gauges, RequestOutput, ResetPrefixCache, StepDone, Stop
 
 MAX_MESSAGES_PER_STEP = 256
 """So many messages are read between two steps; the rest waits in the socket."""
@@ -60,18 +60,26 @@ class EngineLoop:
             self.channel.flush()
             self.channel.wait(next_report - now)
 
-    def _take(self, message: AddRequest | AbortRequests) -> list[RequestOutput]:
+    def _take(self, message: AddRequests | AbortRequests | ResetPrefixCache) -> list[RequestOutput]:
         match message:
-            case AddRequest():
+            case AddRequests():
                 try:
-                    self.scheduler.add(
-                        message.request_id,
+                    self.scheduler.add_group(
+                        message.request_ids,
                         message.prompt_token_ids,
-                        message.sampling,
+                        message.samplings,
                         arrival_time=message.arrival_time,
+                        tenant=message.tenant,
+                        cache_salt=message.cache_salt,
+                        priority=message.priority,
                     )
                 except RequestRefused as refusal:
-                    return [RequestOutput(message.request_id, [], finish_reason="error", error=str(refusal))]
+                    return [
+                        RequestOutput(request_id, [], finish_reason="error", error=str(refusal))
+                        for request_id in message.request_ids
+                    ]
+            case ResetPrefixCache():
+                self.scheduler.reset_prefix_cache()
             case AbortRequests():
                 for request_id in message.request_ids:
                     self.scheduler.abort(request_id)
@@ -106,6 +114,7 @@ def output_of(new: NewTokens) -> RequestOutput:
         first_scheduled_time=new.first_scheduled_time,
         num_cached_tokens=new.num_cached_tokens,
         num_preemptions=new.num_preemptions,
+        logprobs=new.logprobs,
     )
 
 

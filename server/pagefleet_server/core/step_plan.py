@@ -1,0 +1,58 @@
+"""One step while it is being put together."""
+
+from dataclasses import dataclass, field
+
+from pagefleet_server.core.request import Request
+from pagefleet_server.core.step import Fork, ScheduledRequest, SchedulerOutput
+
+
+@dataclass(slots=True)
+class StepPlan:
+    """Rows in the order of their kind: decodes, then prompt chunks."""
+
+    step_id: int
+    budget: int
+    """Tokens that may still be added."""
+    decodes: list[ScheduledRequest] = field(default_factory=list)
+    chunks: list[ScheduledRequest] = field(default_factory=list)
+    copies: list[tuple[int, int]] = field(default_factory=list)
+    drawing: list[Request] = field(default_factory=list)
+    """Requests that get a token, forks among them."""
+    num_tokens: int = 0
+
+    @property
+    def is_empty(self) -> bool:
+        """True when nothing is to be computed."""
+        return not self.num_tokens
+
+    def add(
+        self, request: Request, token_ids: tuple[int, ...], *, start: int, draws: bool, forks: list[Request]
+    ) -> None:
+        """A row for the request, whose block table covers it; `forks` draw from the same logits."""
+        if draws:
+            self.drawing.append(request)
+            self.drawing.extend(forks)
+        row = ScheduledRequest(
+            request_id=request.request_id,
+            token_ids=token_ids,
+            start=start,
+            block_ids=tuple(request.block_ids),
+            sample=draws,
+            sampling=request.sampling,
+            history=request.history() if draws else None,
+            forks=tuple(Fork(fork.request_id, fork.sampling, fork.history()) for fork in forks),
+        )
+        count = len(token_ids)
+        (self.decodes if draws and count == 1 else self.chunks).append(row)
+        self.budget -= count
+        self.num_tokens += count
+
+    def output(self) -> SchedulerOutput:
+        """The finished step."""
+        return SchedulerOutput(
+            scheduled=(*self.decodes, *self.chunks),
+            num_decodes=len(self.decodes),
+            num_tokens=self.num_tokens,
+            step_id=self.step_id,
+            copies=tuple(self.copies),
+        )
