@@ -60,9 +60,9 @@ class Store:
             self._deleted.popitem(last=False)
         known = self._objects[kind].get(key)
         if known is not None and known["metadata"].get("uid") == body["metadata"].get("uid"):
-            del self._objects[kind][key]
             if kind == POD:
                 self._forget_pod(key)
+            del self._objects[kind][key]
 
     def behind(self, kind: str, bodies: Iterable[Body], namespace: str | None, version: str) -> set[ObjectKey]:
         """Keys that this store shows in an older state than a list of a namespace (None: of all) at `version`.

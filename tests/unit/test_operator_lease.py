@@ -1,0 +1,158 @@
+"""Who may take the lease, and what a leader may still do."""
+
+import asyncio
+from typing import Any
+
+import pytest
+
+from pagefleet_operator.errors import ApiError
+from pagefleet_operator.lease import LeaseHolder, Sighting, may_take, sight
+from pagefleet_operator.settings import LeaseSettings
+
+SETTINGS = LeaseSettings(duration_seconds=15, renew_deadline_seconds=8, write_timeout_seconds=5, retry_seconds=0.001)
+
+
+def lease(holder: str, version: str = "1", seconds: int = 15) -> dict[str, Any]:
+    return {
+        "metadata": {"resourceVersion": version},
+        "spec": {"holderIdentity": holder, "leaseDurationSeconds": seconds},
+    }
+
+
+def test_a_lease_is_judged_by_how_long_we_saw_it_unchanged() -> None:
+    first = sight(lease("other"), None, 100.0)
+    assert not may_take(first, "me", 114.9)
+    assert may_take(sight(lease("other"), first, 114.0), "me", 115.0)
+    renewed = sight(lease("other", version="2"), first, 114.0)
+    assert not may_take(renewed, "me", 115.0)
+
+
+def test_a_released_lease_and_our_own_are_free() -> None:
+    assert may_take(Sighting("1", "", 15.0, 0.0), "me", 0.0)
+    assert may_take(Sighting("1", "me", 15.0, 0.0), "me", 0.0)
+
+
+class MemoryApi:
+    """Holds one Lease with optimistic locking, as the API does."""
+
+    def __init__(self) -> None:
+        self.lease: dict[str, Any] | None = None
+        self.version = 0
+        self.broken = False
+
+    def _fail(self) -> None:
+        if self.broken:
+            raise ApiError(status=0, reason="Unreachable", message="no route")
+
+    async def get(self, _resource: Any, _namespace: str, _name: str) -> dict[str, Any] | None:
+        self._fail()
+        return self.lease
+
+    async def create(self, _resource: Any, _namespace: str, body: dict[str, Any], *, fenced: bool) -> dict[str, Any]:
+        self._fail()
+        if self.lease is not None:
+            raise ApiError(status=409, reason="AlreadyExists", message="exists")
+        return self._store(body)
+
+    async def replace(
+        self, _resource: Any, _namespace: str, _name: str, body: dict[str, Any], *, fenced: bool
+    ) -> dict[str, Any]:
+        self._fail()
+        assert self.lease is not None
+        if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
+            raise ApiError(status=409, reason="Conflict", message="modified")
+        return self._store(body)
+
+    def _store(self, body: dict[str, Any]) -> dict[str, Any]:
+        self.version += 1
+        self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+        return self.lease
+
+
+class Time:
+    now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def holder(api: MemoryApi, name: str, time: Time) -> LeaseHolder:
+    return LeaseHolder(api, "default", name, SETTINGS, monotonic=time)  # type: ignore[arg-type]
+
+
+async def test_the_first_one_holds_and_the_second_waits_until_it_is_released() -> None:
+    api, time = MemoryApi(), Time()
+    first, second = holder(api, "first", time), holder(api, "second", time)
+    await first.acquire()
+    waiting = asyncio.create_task(second.acquire())
+    await asyncio.sleep(0.01)
+    assert (first.is_held, second.is_held, waiting.done()) == (True, False, False)
+    await first.release()
+    async with asyncio.timeout(5):
+        await waiting
+    assert (first.is_held, second.is_held) == (False, True)
+    assert api.lease is not None
+    assert api.lease["spec"]["leaseTransitions"] == 1
+
+
+async def test_a_silent_leader_is_followed_after_the_duration() -> None:
+    api, time = MemoryApi(), Time()
+    await holder(api, "dead", time).acquire()
+    next_one = holder(api, "next", time)
+    waiting = asyncio.create_task(next_one.acquire())
+    await asyncio.sleep(0.01)
+    time.now = 14.0
+    await asyncio.sleep(0.01)
+    assert not waiting.done()
+    time.now = 15.5
+    async with asyncio.timeout(5):
+        await waiting
+
+
+async def test_a_leader_that_slept_too_long_may_write_nothing_and_ends() -> None:
+    """What SIGSTOP does to it: the monotonic clock went on."""
+    api, time = MemoryApi(), Time()
+    leader = holder(api, "leader", time)
+    await leader.acquire()
+    time.now = 8.0
+    assert not leader.is_held
+    async with asyncio.timeout(5):
+        assert await leader.hold() == "it was not renewed in time"
+
+
+async def test_a_lease_taken_by_another_ends_the_leader() -> None:
+    api, time = MemoryApi(), Time()
+    leader = holder(api, "leader", time)
+    await leader.acquire()
+    assert api.lease is not None
+    api._store(api.lease)
+    async with asyncio.timeout(5):
+        assert "someone else changed it" in await leader.hold()
+
+
+async def test_an_api_outage_shorter_than_the_deadline_is_survived() -> None:
+    api, time = MemoryApi(), Time()
+    leader = holder(api, "leader", time)
+    await leader.acquire()
+    holding = asyncio.create_task(leader.hold())
+    api.broken = True
+    time.now = 7.0
+    await asyncio.sleep(0.02)
+    assert not holding.done()
+    api.broken = False
+    await asyncio.sleep(0.02)
+    time.now = 14.0
+    assert leader.is_held, "renewed at 7"
+    holding.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await holding
+
+
+async def test_a_lost_lease_is_not_released() -> None:
+    api, time = MemoryApi(), Time()
+    leader = holder(api, "leader", time)
+    await leader.acquire()
+    time.now = 9.0
+    await leader.release()
+    assert api.lease is not None
+    assert api.lease["spec"]["holderIdentity"] == "leader"
