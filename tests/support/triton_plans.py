@@ -6,7 +6,9 @@ from pagefleet_kernels.batch import KVShape
 from pagefleet_kernels.triton.attention import Operands, plan_decode, plan_prefill
 from pagefleet_kernels.triton.cache import FP8, allocate
 from pagefleet_kernels.triton.launch import Device, Launch
-from pagefleet_kernels.triton.memory import KVTarget, Rotation, plan_rope_write, plan_write
+from pagefleet_kernels.triton.memory import KVTarget, Rotation, plan_copy, plan_rope_write, plan_write
+from pagefleet_kernels.triton.pointwise import plan_add_rms_norm, plan_silu_mul
+from pagefleet_kernels.triton.sampling import Penalties, SamplingBatch, plan_sample
 
 META = torch.device("meta")
 
@@ -98,3 +100,54 @@ def rope_write(made: Operands, *, rotary: int | None = None, interleaved: bool =
         epsilon=1e-6,
     )
     return plan_rope_write(_target(made), rotation, torch.empty_like(made.query), made.query, *_rows(made))
+
+
+def copy(made: Operands) -> Launch:
+    """Copying whole blocks."""
+    row = made.keys.stride(0)
+    memory = torch.empty(made.keys.shape[0], row, dtype=made.keys.dtype, device=META)
+    return plan_copy(memory, torch.empty(3, 2, dtype=torch.int64, device=META))
+
+
+def pointwise() -> dict[str, Launch]:
+    """Norm and gate at the widths of an 8B model."""
+    x = torch.empty(64, 4096, dtype=torch.bfloat16, device=META)
+    weight = torch.empty(4096, dtype=torch.bfloat16, device=META)
+    gated = torch.empty(64, 2 * 14336, dtype=torch.bfloat16, device=META)
+    half = torch.empty(64, 14336, dtype=torch.bfloat16, device=META)
+    return {
+        "add_rms_norm": plan_add_rms_norm(x, x, torch.empty_like(x), weight, epsilon=1e-5, weight_offset=0.0),
+        "rms_norm": plan_add_rms_norm(x, x, None, weight, epsilon=1e-5, weight_offset=0.0),
+        "silu_mul": plan_silu_mul(half, gated),
+    }
+
+
+def sampler() -> dict[str, Launch]:
+    """All of its kernels, over a vocabulary of 128256, with penalties."""
+    rows, vocab = 64, 128256
+
+    def floats(*size: int) -> torch.Tensor:
+        return torch.empty(size or (rows,), device=META)
+
+    def integers(dtype: torch.dtype, *size: int) -> torch.Tensor:
+        return torch.empty(size or (rows,), dtype=dtype, device=META)
+
+    penalties = Penalties(
+        repetition=floats(),
+        presence=floats(),
+        frequency=floats(),
+        output_counts=integers(torch.int32, rows, vocab),
+        prompt_seen=integers(torch.int8, rows, vocab),
+    )
+    batch = SamplingBatch(
+        temperature=floats(),
+        top_k=integers(torch.int32),
+        top_p=floats(),
+        min_p=floats(),
+        seeds=integers(torch.int64),
+        positions=integers(torch.int64),
+        penalties=penalties,
+    )
+    logits = torch.empty(rows, vocab, dtype=torch.bfloat16, device=META)
+    names = ("shape_logits", "find_threshold", "draw_chunks", "pick_token")
+    return dict(zip(names, plan_sample(integers(torch.int64), logits, batch), strict=True))

@@ -1,6 +1,5 @@
 """What tests send to the interpreting process: plain arguments in, tensors out."""
 
-import pickle
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -8,6 +7,8 @@ import torch
 
 from pagefleet_kernels import ops
 from pagefleet_kernels.batch import KVShape
+from pagefleet_kernels.errors import KernelArgumentError
+from pagefleet_kernels.reference import make_backend as make_reference
 from pagefleet_kernels.triton import make_backend
 from pagefleet_kernels.triton.attention import Operands, plan_attention, plan_decode
 from pagefleet_kernels.triton.backend import TritonBackend
@@ -33,13 +34,27 @@ def poisoned_cache(
     return cache
 
 
+def fill(cache: TritonCache, world: World) -> None:
+    """The world's history in its slots, without the write kernel: interpreted, that costs milliseconds a token."""
+    blocks, offsets = world.history_slots // cache.block_size, world.history_slots % cache.block_size
+    for target, rows, scales in (
+        (cache.keys, world.history_keys, cache.key_scales),
+        (cache.values, world.history_values, cache.value_scales),
+    ):
+        if scales is None:
+            target[blocks, offsets] = rows
+        else:
+            stored = (rows.float() / scales[:, None]).clamp(-448.0, 448.0).to(FP8)
+            target.view(torch.uint8)[blocks, offsets] = stored.view(torch.uint8)
+
+
 def attend(name_or_case: str | Case, dtype: torch.dtype, seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     """(what the backend says, what float64 says) of a case, through the public ops."""
     case = case_of(name_or_case)
     world = build(case, seed=seed, dtype=dtype)
     backend = make_backend()
     cache = poisoned_cache(backend, case.shape, world.num_blocks, case.block_size, dtype)
-    ops.write_kv(backend, cache, world.history_keys, world.history_values, world.history_slots)
+    fill(cache, world)
     out = ops.paged_attention(
         backend,
         world.query,
@@ -71,7 +86,7 @@ def attend_fp8(
     heads[0] = 0.5
     cache.key_scales.copy_(heads * key_scale)
     cache.value_scales.copy_(heads * value_scale)
-    backend.write_kv(cache, world.history_keys, world.history_values, world.history_slots)
+    fill(cache, world)
     out = backend.paged_attention(
         world.query,
         cache,
@@ -90,8 +105,6 @@ def attend_fp8_large_queries(case: Case, query_factor: float) -> tuple[torch.Ten
 
 
 def _fp8_oracle(world: World, key_scales: torch.Tensor, value_scales: torch.Tensor) -> torch.Tensor:
-    from pagefleet_kernels.reference import make_backend as make_reference
-
     def held(rows: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
         scaled = (rows.float() / scales[:, None]).clamp(-448.0, 448.0)
         return scaled.to(FP8).double() * scales[:, None].double()
@@ -202,7 +215,7 @@ def alone_and_together(case: Case, dtype: torch.dtype) -> tuple[torch.Tensor, li
     world = build(case, dtype=dtype)
     backend = make_backend()
     cache = poisoned_cache(backend, case.shape, world.num_blocks, case.block_size, dtype)
-    backend.write_kv(cache, world.history_keys, world.history_values, world.history_slots)
+    fill(cache, world)
     together = backend.paged_attention(world.query, cache, world.batch, scale=case.scale)
     parts = []
     starts = world.batch.query_starts.tolist()
@@ -227,7 +240,7 @@ def decode_with_small_splits(case: Case, split: int, max_splits: int) -> tuple[t
     world = build(case)
     backend = make_backend()
     cache = poisoned_cache(backend, case.shape, world.num_blocks, case.block_size, torch.float32)
-    backend.write_kv(cache, world.history_keys, world.history_values, world.history_slots)
+    fill(cache, world)
     out = torch.full((case.num_rows, case.num_q_heads, case.shape.v_head_dim), float("nan"))
     operands = Operands(
         out=out, query=world.query, keys=cache.keys, values=cache.values, key_scales=None, value_scales=None,
@@ -244,6 +257,8 @@ def decode_with_small_splits(case: Case, split: int, max_splits: int) -> tuple[t
 def norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
+    # Tensors travel in shared memory: without a copy, the caller's own would change.
+    residual = residual.clone() if residual is not None else None
     out = make_backend().add_rms_norm(x, residual, weight, epsilon=epsilon, weight_offset=offset)
     return out, residual
 
@@ -287,10 +302,54 @@ def compiled_step(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
     return results[0], results[1]
 
 
-def opcheck(name: str, args: bytes) -> dict[str, str]:
+def opcheck(name: str) -> dict[str, str]:
     """torch's own checks of a registered op: schema (aliasing and mutation), fake tensors, autograd registration."""
+    cache = make_backend().allocate(KVShape(2, 16, 16), num_blocks=3, block_size=16, dtype=torch.float32, device=CPU)
+    rows, slots = torch.randn(2, 2, 16), torch.tensor([17, 40])
+    geometry = (16, 2, 16, 16, None, None)
+    wide, weight = torch.randn(2, 32), torch.ones(32)
+    turning = (slots, torch.tensor([0, 1]), torch.randn(4, 16), False, None, None, 1e-6)
+    arguments: dict[str, tuple[Any, ...]] = {
+        "write_kv": (cache.memory, *geometry, rows, rows, slots),
+        "rope_write_kv": (torch.randn(2, 4, 16), rows, rows, cache.memory, *geometry, *turning),
+        "copy_blocks": (cache.memory, torch.tensor([[1, 2]])),
+        "rms_norm": (wide, weight, 1e-6, 0.0),
+        "add_rms_norm": (wide, torch.randn(2, 32), weight, 1e-6, 0.0),
+        "silu_mul": (wide,),
+    }
+    make_backend()
+    op = getattr(torch.ops.pagefleet, name).default
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    return torch.library.opcheck(getattr(torch.ops.pagefleet, name).default, pickle.loads(args), test_utils=tests)
+    return dict(torch.library.opcheck(op, arguments[name], test_utils=tests))
+
+
+def refusal_of_dtype(dtype: torch.dtype) -> str:
+    """The error's text."""
+    try:
+        make_backend().allocate(KVShape(1, 16, 16), num_blocks=2, block_size=16, dtype=dtype, device=CPU)
+    except KernelArgumentError as error:
+        return str(error)
+    return ""
+
+
+def refusal_of_foreign_cache() -> str:
+    """The error's text."""
+    foreign = make_reference().allocate(
+        KVShape(1, 16, 16), num_blocks=2, block_size=16, dtype=torch.float32, device=CPU
+    )
+    rows = torch.zeros(1, 1, 16)
+    try:
+        make_backend().write_kv(foreign, rows, rows, torch.tensor([16]))
+    except KernelArgumentError as error:
+        return str(error)
+    return ""
+
+
+def block_bytes(dtype: torch.dtype, shape: KVShape) -> tuple[int, int]:
+    """(bytes said per block, bytes held by three)."""
+    backend = make_backend()
+    cache = backend.allocate(shape, num_blocks=3, block_size=16, dtype=dtype, device=CPU)
+    return backend.bytes_per_block(shape, block_size=16, dtype=dtype), cache.num_bytes
 
 
 def launches(case: Case) -> int:

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pagefleet_kernels.triton.cache import FP8
-from pagefleet_kernels.triton.configs import DecodeConfig, decode_config, pow2, prefill_config
+from pagefleet_kernels.triton.configs import DecodeConfig, PrefillConfig, decode_config, pow2, prefill_config
 from pagefleet_kernels.triton.kernels import decode as decode_kernels
 from pagefleet_kernels.triton.kernels import prefill as prefill_kernels
 from pagefleet_kernels.triton.launch import Device, Launch
@@ -117,12 +117,12 @@ def plan_decode(operands: Operands, device: Device, config: DecodeConfig | None 
     return attend, combine
 
 
-def plan_prefill(operands: Operands, device: Device) -> tuple[Launch, ...]:
+def plan_prefill(operands: Operands, device: Device, config: PrefillConfig | None = None) -> tuple[Launch, ...]:
     """One launch over the sequences behind the decodes."""
     num_seqs = operands.seq_lens.shape[0] - operands.num_decodes
     num_rows = operands.query.shape[0] - operands.num_decodes
     width, v_width = operands.keys.shape[3], operands.values.shape[3]
-    config = prefill_config(device, width, v_width, operands.keys.dtype.itemsize)
+    config = config or prefill_config(device, width, v_width, operands.keys.dtype.itemsize)
     block_group = min(operands.group, config.rows)
     head_blocks = -(-operands.group // block_group)
     block_tokens = config.rows // block_group

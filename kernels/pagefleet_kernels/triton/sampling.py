@@ -96,7 +96,7 @@ def plan_sample(tokens: torch.Tensor, logits: torch.Tensor, batch: SamplingBatch
             **sizes,
         },
         constants={"CHUNKS_PAD": pow2(chunks, 1), "BLOCK": CHUNK},
-        num_warps=16,
+        num_warps=32,  # one program walks the whole row
         num_stages=1,
     )
     draw = Launch(

@@ -1,0 +1,143 @@
+"""Every configuration that ships, compiled for GPUs that are not here, as rows of a table.
+
+python -m support.triton_matrix OUT.json        (with another triton first on PYTHONPATH to check that one)
+"""
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+import triton
+
+from pagefleet_kernels.triton.cache import FP8
+from pagefleet_kernels.triton.launch import AMPERE, BLACKWELL, HOPPER, Device, Launch
+from support import triton_plans as plans
+from support.triton_compile import Compiled, compile_launch
+
+DEVICES = {80: AMPERE, 90: HOPPER, 100: BLACKWELL}
+WIDTHS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
+EVERYTHING: dict[str, Any] = {"window": 1024, "softcap": 30.0, "sinks": True}
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One kernel for one device."""
+
+    name: str
+    device: Device
+    launch: Launch
+    tensor_cores: bool
+    """Products of tiles must be on the device's own matrix instructions."""
+
+
+@dataclass(frozen=True, slots=True)
+class Row:
+    """What became of an entry."""
+
+    name: str
+    capability: int
+    registers: int
+    stack_bytes: int
+    spill_accesses: int
+    shared_bytes: int
+    matrix_instructions: int
+    wide_loads: int
+    """Global loads of 128 bits, asynchronous ones included."""
+
+
+def attention(capability: int, kind: str, dtype: torch.dtype, widths: tuple[int, int], **features: Any) -> Entry:
+    """kind: decode or prefill."""
+    device = DEVICES[capability]
+    made = plans.operands(head_dim=widths[0], v_head_dim=widths[1], dtype=dtype, **features)
+    launch = plans.decode(device, made) if kind == "decode" else plans.prefill(device, made)
+    shown = "".join(f" {name}" for name, value in features.items() if value)
+    return Entry(f"{kind} {str(dtype)[6:]} {widths[0]}/{widths[1]}{shown}", device, launch, dtype != torch.float32)
+
+
+def everything() -> Iterator[Entry]:
+    """All of it: minutes."""
+    for capability, device in DEVICES.items():
+        dtypes = [torch.bfloat16, torch.float16, torch.float32] + ([FP8] if capability >= 89 else [])
+        for dtype in dtypes:
+            for widths in WIDTHS if dtype in (torch.bfloat16, FP8) else ((64, 64), (128, 128)):
+                for features in ({}, EVERYTHING):
+                    for kind in ("decode", "prefill"):
+                        yield attention(capability, kind, dtype, widths, **features)
+        for block_size in (32, 256):
+            for kind in ("decode", "prefill"):
+                yield attention(capability, kind, torch.bfloat16, (128, 128), block_size=block_size)
+        for group in (1, 3, 7, 16, 71):
+            for kind in ("decode", "prefill"):
+                yield attention(capability, kind, torch.bfloat16, (128, 128), group=group)
+        yield from neighbours(device, fp8=capability >= 89)
+
+
+def neighbours(device: Device, *, fp8: bool) -> Iterator[Entry]:
+    """Everything that is not attention itself."""
+    made = plans.operands()
+    launches = {"combine": plans.combine(device, made), "write": plans.write(made), "rope": plans.rope_write(made)}
+    launches["rope, interleaved, partial"] = plans.rope_write(made, rotary=64, interleaved=True)
+    launches["rope, norms"] = plans.rope_write(made, norms=True)
+    if fp8:
+        launches["rope to fp8"] = plans.rope_write(plans.operands(dtype=FP8))
+    launches |= plans.pointwise() | plans.sampler()
+    launches["copy"] = plans.copy(made)
+    for name, launch in launches.items():
+        yield Entry(name, device, launch, tensor_cores=False)
+
+
+def build(entry: Entry) -> Row:
+    """Compile it."""
+    capability = entry.device.capability
+    compiled = compile_launch(entry.launch, capability)
+    return Row(
+        name=entry.name,
+        capability=capability,
+        registers=compiled.registers,
+        stack_bytes=compiled.stack_bytes,
+        spill_accesses=compiled.local_accesses,
+        shared_bytes=compiled.shared_bytes,
+        matrix_instructions=_matrix_instructions(entry, compiled),
+        wide_loads=compiled.count("LDG", "128"),
+    )
+
+
+def faults(entry: Entry, row: Row) -> list[str]:
+    """What is wrong with it; empty when it may ship."""
+    found = []
+    if row.stack_bytes or row.spill_accesses:
+        found.append(f"spills: {row.stack_bytes} bytes of stack, {row.spill_accesses} accesses")
+    if row.shared_bytes > entry.device.shared_bytes:
+        found.append(f"{row.shared_bytes} bytes of shared memory, the device has {entry.device.shared_bytes}")
+    if entry.tensor_cores and not row.matrix_instructions:
+        found.append("its products are not on the matrix units")
+    if entry.tensor_cores and row.wide_loads < 4:
+        found.append(f"only {row.wide_loads} loads of 128 bits")
+    return found
+
+
+def _matrix_instructions(entry: Entry, compiled: Compiled) -> int:
+    """Decode tiles of 16 rows use mma.sync everywhere; prefill tiles use what each generation is fast with."""
+    if not entry.name.startswith("prefill") or entry.device.capability == 80:
+        return compiled.count("HMMA")
+    return compiled.count("HGMMA") if entry.device.capability == 90 else compiled.count("UTC", "MMA")
+
+
+def main(path: str) -> None:
+    """Write {triton, rows, faults} to path."""
+    rows, wrong = [], {}
+    for entry in everything():
+        row = build(entry)
+        rows.append(asdict(row))
+        if found := faults(entry, row):
+            wrong[f"{entry.name} sm_{row.capability}"] = found
+    text = json.dumps({"triton": triton.__version__, "faults": wrong, "rows": rows}, indent=1)
+    Path(path).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main(sys.argv[1])
