@@ -1,6 +1,7 @@
 """Runs one container: starts its process, probes it, restarts it with back-off, stops it in order."""
 
 import asyncio
+import logging
 import os
 import signal
 import tempfile
@@ -18,6 +19,8 @@ from pagefleet_localcluster.node.probes import ProbeTarget, attempt, watch_probe
 from pagefleet_localcluster.node.process import Command, Process
 from pagefleet_localcluster.node.settings import NodeSettings
 from pagefleet_localcluster.objects import Object
+
+logger = logging.getLogger(__name__)
 
 MESSAGE_BYTES = 4096
 LOG_TAIL_BYTES = 2048
@@ -128,11 +131,7 @@ class ContainerRunner:
                 if await self._stopped_within(CONFIG_RETRY_SECONDS):
                     return None
             except StartProblem as error:
-                state.run(self._new_id(), time.time(), restarted=restarted)
-                state.end(128, "StartError", str(error), time.time())
-                context.say("Warning", "Failed", f"Error: {error}")
-                context.changed()
-                return 128
+                return self._fail_to_start(error, restarted=restarted)
         if self._stopping.is_set():
             return None
         number = state.restart_count + restarted
@@ -140,7 +139,10 @@ class ContainerRunner:
         context.folder.log(number - 2).unlink(missing_ok=True)
         image = self.container["image"]
         context.say("Normal", "Pulled", f'Container image "{image}" already present on machine')
-        process = self.process = _start(self._command, context.folder, number)
+        try:
+            process = self.process = _start(self._command, context.folder, number)
+        except (OSError, ValueError) as error:  # out of processes, an argument that no program can get ...
+            return self._fail_to_start(error, restarted=restarted)
         context.say("Normal", "Created", f"Created container: {state.name}")
         state.run(self._new_id(), time.time(), restarted=restarted)
         context.say("Normal", "Started", f"Started container {state.name}")
@@ -151,11 +153,21 @@ class ContainerRunner:
         finally:
             process.signal(signal.SIGKILL)
             probes.cancel()
-            await asyncio.gather(probes, return_exceptions=True)
+            [outcome] = await asyncio.gather(probes, return_exceptions=True)
+            if isinstance(outcome, Exception):
+                logger.error("probes of container %s failed", state.name, exc_info=outcome)
         self.process = None
         state.end(code, "Completed" if code == 0 else "Error", self._last_words(code), time.time())
         context.changed()
         return code
+
+    def _fail_to_start(self, error: Exception, *, restarted: bool) -> int:
+        context, state = self._context, self.state
+        state.run(self._new_id(), time.time(), restarted=restarted)
+        state.end(128, "StartError", str(error), time.time())
+        context.say("Warning", "Failed", f"Error: {error}")
+        context.changed()
+        return 128
 
     async def _supervise(self, process: Process) -> None:
         """postStart, then the startup probe, then liveness and readiness until the process ends."""

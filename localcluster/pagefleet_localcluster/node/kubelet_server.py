@@ -10,7 +10,8 @@ from aiohttp import web
 
 from pagefleet_localcluster.node.container import ContainerRunner
 from pagefleet_localcluster.node.exec_session import MAX_FRAME_BYTES, PROTOCOLS, serve_exec
-from pagefleet_localcluster.node.pod import HOST_ADDRESS, PodWorker
+from pagefleet_localcluster.node.pod import PodWorker
+from pagefleet_localcluster.node.pod_inputs import HOST_ADDRESS
 
 logger = logging.getLogger(__name__)
 

@@ -15,11 +15,12 @@ from pagefleet_localcluster.client import LEASES, NODES, PODS, UNREACHABLE, ApiE
 from pagefleet_localcluster.event_recorder import EventRecorder
 from pagefleet_localcluster.node.addresses import GPU, AddressPool, GpuSlots
 from pagefleet_localcluster.node.kubelet_server import KubeletServer
-from pagefleet_localcluster.node.pod import HOST_ADDRESS, PodServices, PodWorker
+from pagefleet_localcluster.node.pod import PodServices, PodWorker
+from pagefleet_localcluster.node.pod_inputs import HOST_ADDRESS
 from pagefleet_localcluster.node.process import end_stale
 from pagefleet_localcluster.node.settings import NodeSettings
 from pagefleet_localcluster.node.volumes import remove_volumes
-from pagefleet_localcluster.objects import Object, format_micro_time, format_time, is_pod_finished, name_of
+from pagefleet_localcluster.objects import Object, format_micro_time, format_time, is_deleted, is_pod_finished, name_of
 from pagefleet_localcluster.reflector import Reflector
 
 logger = logging.getLogger(__name__)
@@ -91,28 +92,32 @@ class Node:
             if old is not None and (worker := self.workers.get(old["metadata"]["uid"])) and not worker.has_ended:
                 self._tasks[old["metadata"]["uid"]].cancel()  # deleted by force: nothing is left to report
             return
-        uid = new["metadata"]["uid"]
-        if (worker := self.workers.get(uid)) is not None:
+        if (worker := self.workers.get(new["metadata"]["uid"])) is not None:
             worker.update(new)
-        elif not is_pod_finished(new) or new["metadata"].get("deletionTimestamp"):
-            self._tasks[uid] = asyncio.get_running_loop().create_task(self._run_pod(uid, new))
+        elif new["metadata"]["uid"] not in self._tasks and (not is_pod_finished(new) or is_deleted(new)):
+            self._admit(new)
 
-    async def _run_pod(self, uid: str, pod: Object) -> None:
-        gpu_ids = self._gpus.take(pod)
-        if gpu_ids is None:
-            await self._refuse(pod)
-            return
-        address = self._addresses.take()
+    def _admit(self, pod: Object) -> None:
+        """Start a pod's worker with its own address and GPU slots; a finished pod's only confirms its deletion."""
+        uid = pod["metadata"]["uid"]
         assert self._http is not None
+        gpu_ids = {} if is_pod_finished(pod) else self._gpus.take(pod)
+        if gpu_ids is None:
+            task = self._tasks[uid] = asyncio.get_running_loop().create_task(self._refuse(pod))
+            task.add_done_callback(lambda _: self._tasks.pop(uid, None))
+            return
         services = PodServices(self.settings, self._client, self._http, self._say, self._capacity())
-        worker = self.workers[uid] = PodWorker(pod, services, address=address, gpu_ids=gpu_ids)
-        worker.update(self._reflector.objects.get(f"{pod['metadata']['namespace']}/{name_of(pod)}", pod))
+        worker = PodWorker(pod, services, address=self._addresses.take(), gpu_ids=gpu_ids)
+        self.workers[uid] = worker
+        self._tasks[uid] = asyncio.get_running_loop().create_task(self._run_pod(uid, worker, gpu_ids))
+
+    async def _run_pod(self, uid: str, worker: PodWorker, gpu_ids: dict[str, list[int]]) -> None:
         try:
             await worker.run()
         finally:
             self.workers.pop(uid, None)
             self._tasks.pop(uid, None)
-            self._addresses.give_back(address)
+            self._addresses.give_back(worker.address)
             self._gpus.give_back([slot for slots in gpu_ids.values() for slot in slots])
 
     async def _refuse(self, pod: Object) -> None:
@@ -120,9 +125,12 @@ class Node:
         message = f"Pod was rejected: Allocate failed due to requested number of devices unavailable for {GPU}"
         self._say(pod, "Warning", "UnexpectedAdmissionError", message, "")
         status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}
-        await self._client.patch(
-            PODS, name_of(pod), {"status": status}, pod["metadata"]["namespace"], subresource="status"
-        )
+        try:
+            await self._client.patch(
+                PODS, name_of(pod), {"status": status}, pod["metadata"]["namespace"], subresource="status"
+            )
+        except (ApiError, *UNREACHABLE) as error:
+            logger.warning("refusing pod %s: %s", name_of(pod), error)
 
     def _say(self, pod: Object, type: str, reason: str, message: str, field: str) -> None:
         self._events.record(pod, "v1", "Pod", type=type, reason=reason, message=message, field=field)

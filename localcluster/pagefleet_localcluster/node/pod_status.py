@@ -22,7 +22,6 @@ class PodView:
     sidecars: frozenset[str]
     """Names of the init containers with `restartPolicy: Always`."""
     containers: Sequence[ContainerState]
-    terminating: bool = False
     reason: str = ""
     message: str = ""
 

@@ -37,7 +37,14 @@ class ProbeOutcome:
 
 
 async def attempt(probe: Object, target: ProbeTarget) -> ProbeOutcome:
-    """One attempt within `timeoutSeconds`."""
+    """One attempt within `timeoutSeconds`. What cannot be attempted has failed."""
+    try:
+        return await _attempt(probe, target)
+    except ValueError as error:
+        return ProbeOutcome(False, str(error))
+
+
+async def _attempt(probe: Object, target: ProbeTarget) -> ProbeOutcome:
     timeout = float(probe.get("timeoutSeconds") or 1)
     if (http := probe.get("httpGet")) is not None:
         return await _http(http, target, timeout)
@@ -84,6 +91,8 @@ def port_number(port: int | str, container: Object) -> int:
     for candidate in container.get("ports") or ():
         if candidate.get("name") == port:
             return int(candidate["containerPort"])
+    if not port.isdigit():
+        raise ValueError(f"couldn't find port: {port!r} in the ports of container {container['name']!r}")
     return int(port)
 
 
