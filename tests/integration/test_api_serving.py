@@ -164,6 +164,32 @@ async def test_rules_for_tokens_are_obeyed(talk: Talk) -> None:
     assert (status, answer["error"]["param"]) == (400, "allowed_token_ids")
 
 
+async def test_log_probabilities_are_told_in_both_shapes(talk: Talk) -> None:
+    fields = {**GREEDY, "max_tokens": 12, "return_token_ids": True}
+    choice = (await talk.complete("Hello", logprobs=3, **fields))["choices"][0]
+    told = choice["logprobs"]
+    assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["top_logprobs"]) == 12
+    for token, value, top in zip(told["tokens"], told["token_logprobs"], told["top_logprobs"], strict=True):
+        assert 1 <= len(top) <= 3 and top[token] == value == max(top.values()) <= 0
+    events = await talk.stream(prompt="Hello", logprobs=3, **fields)
+    parts = [c["logprobs"] for event in events[:-1] for c in event["choices"] if c["logprobs"]]
+    for name in told:
+        assert [item for part in parts for item in part[name]] == told[name], name
+
+    messages = [{"role": "user", "content": "Hi"}]
+    body = {"messages": messages, "logprobs": True, "top_logprobs": 2, **fields}
+    _, answer = await talk.post("/v1/chat/completions", **body)
+    (choice,) = answer["choices"]
+    content = choice["logprobs"]["content"]
+    assert len(content) == 12 and all(len(item["top_logprobs"]) == 2 for item in content)
+    data = bytes(byte for item in content for byte in item["bytes"])
+    assert data.decode(errors="replace") == choice["message"]["content"], "the bytes join to the text"
+    events = await talk.stream("/v1/chat/completions", **body)
+    parts = [c["logprobs"]["content"] for event in events[:-1] for c in event["choices"] if c["logprobs"]]
+    assert [item for part in parts for item in part] == content
+    assert (await talk.complete("Hello", **GREEDY))["choices"][0]["logprobs"] is None
+
+
 async def test_an_echo_stands_in_front(talk: Talk) -> None:
     text = (await talk.complete("Hello", **GREEDY))["choices"][0]["text"]
     assert (await talk.complete("Hello", echo=True, **GREEDY))["choices"][0]["text"] == "Hello" + text
@@ -214,7 +240,7 @@ async def test_a_templates_own_complaint_is_a_400(talk: Talk) -> None:
         ({"prompt": ""}, ["no tokens"]),
         ({"prompt": [VOCAB_SIZE]}, [str(VOCAB_SIZE), "vocabulary"]),
         ({"prompt": "a", "min_tokens": 17}, ["17", "16"]),
-        ({"prompt": "a", "logprobs": 1}, ["logprobs"]),
+        ({"prompt": "a", "prompt_logprobs": 1}, ["prompt_logprobs"]),
         ({"prompt": "a", "n": 1000}, ["n"]),
     ],
 )

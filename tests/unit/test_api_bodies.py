@@ -74,6 +74,10 @@ def test_other_prompts_are_refused_by_name(prompt: Any) -> None:
         ({"logit_bias": {"5": 101}}, "logit_bias"),
         ({"logit_bias": {str(i): 1 for i in range(2000)}}, "logit_bias"),
         ({"allowed_token_ids": []}, "allowed_token_ids"),
+        ({"logprobs": 21}, "logprobs"),
+        ({"logprobs": True}, "logprobs"),
+        ({"logprobs": -1}, "logprobs"),
+        ({"echo": True, "logprobs": 1}, None),
         ({"bad_words": [" "]}, "bad_words[0]"),
         ({"bad_words": ["a"] * 65}, "bad_words"),
     ],
@@ -113,10 +117,10 @@ def test_a_field_that_would_change_the_result_is_refused_unless_it_asks_for_noth
 
 
 def test_false_is_not_zero() -> None:
-    """`logprobs: 0` asks for the chosen token's logprob; `logprobs: false` for nothing."""
-    assert check_extra({"logprobs": False}) == []
+    """`prompt_logprobs: 0` asks for something, `use_beam_search: false` for nothing."""
+    assert check_extra({"use_beam_search": False}) == []
     with pytest.raises(BadRequestError):
-        check_extra({"logprobs": 0})
+        check_extra({"use_beam_search": 0})
     assert check_extra({"length_penalty": 1.0}) == []
 
 
@@ -177,6 +181,14 @@ def test_the_last_message_is_continued_or_answered_not_both() -> None:
     assert "add_generation_prompt" in str(
         refusal(json.dumps({"messages": [message], "continue_final_message": True}), ChatBody)
     )
+
+
+def test_top_logprobs_need_logprobs() -> None:
+    message = {"role": "user", "content": "x"}
+    assert chat(message, logprobs=True, top_logprobs=3).num_logprobs == 3
+    assert chat(message, logprobs=True).num_logprobs == 0
+    assert chat(message).num_logprobs is None
+    assert "logprobs: true" in str(refusal(json.dumps({"messages": [message], "top_logprobs": 3}), ChatBody))
 
 
 def test_tokenize_takes_a_prompt_or_messages() -> None:

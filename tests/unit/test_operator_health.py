@@ -76,7 +76,13 @@ def test_the_servers_image_comes_from_the_environment() -> None:
 
 
 @pytest.mark.parametrize(
-    "argv", [["--listen", "nonsense"], ["--listen", "h:99999"], ["--namespace", "a", "--all-namespaces"]]
+    "argv",
+    [
+        ["--listen", "nonsense"],
+        ["--listen", "h:99999"],
+        ["--lease-seconds", "1"],
+        ["--namespace", "a", "--all-namespaces"],
+    ],
 )
 def test_bad_flags_are_refused(argv: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit):

@@ -9,7 +9,14 @@ from pagefleet_operator.errors import ApiError
 from pagefleet_operator.lease import LeaseHolder, Sighting, may_take, sight
 from pagefleet_operator.settings import LeaseSettings
 
-SETTINGS = LeaseSettings(duration_seconds=15, renew_deadline_seconds=8, write_timeout_seconds=5, retry_seconds=0.001)
+
+class QuickRetries(LeaseSettings):
+    @property
+    def retry_seconds(self) -> float:
+        return 0.001
+
+
+SETTINGS = QuickRetries()
 
 
 def lease(holder: str, version: str = "1", seconds: int = 15) -> dict[str, Any]:
@@ -25,6 +32,14 @@ def test_a_lease_is_judged_by_how_long_we_saw_it_unchanged() -> None:
     assert may_take(sight(lease("other"), first, 114.0), "me", 115.0)
     renewed = sight(lease("other", version="2"), first, 114.0)
     assert not may_take(renewed, "me", 115.0)
+
+
+def test_a_leader_gives_up_well_before_another_may_begin() -> None:
+    for seconds in (3, 15, 300):
+        made = LeaseSettings(duration_seconds=seconds)
+        assert made.renew_deadline_seconds + made.write_timeout_seconds < made.duration_seconds
+        assert made.retry_seconds * 2 < made.renew_deadline_seconds
+    assert (LeaseSettings().renew_deadline_seconds, LeaseSettings().write_timeout_seconds) == (8.0, 5.0)
 
 
 def test_a_released_lease_and_our_own_are_free() -> None:

@@ -14,6 +14,7 @@ from pagefleet_server.api.text_model import TextModel
 from pagefleet_server.client.errors import EngineError
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.step import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +42,8 @@ class Choice:
     num_cached_tokens: int = 0
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """One for each of token_ids, when asked for."""
     last: Delta | None = None
     """The delta with the finish reason."""
 
@@ -161,9 +164,10 @@ class Generation:
         try:
             async for output in choice.stream:
                 choice.num_cached_tokens = max(choice.num_cached_tokens, output.num_cached_tokens)
-                delta = choice.output.feed(output.token_ids, output.finish_reason)
+                delta = choice.output.feed(output.token_ids, output.finish_reason, output.logprobs or ())
                 choice.text.append(delta.text)
                 choice.token_ids.extend(delta.token_ids)
+                choice.logprobs.extend(delta.logprobs)
                 if delta.finish_reason is not None:
                     choice.last = delta
                     self._end(choice, delta.finish_reason)

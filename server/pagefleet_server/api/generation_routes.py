@@ -42,7 +42,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
             generation = stack.enter_context(
                 Generation(service, loaded.text, plans, arrival=arrival, timeout_seconds=timeout)
             )
-        reply = CompletionReply(_head("cmpl", service), with_token_ids=body.return_token_ids)
+        reply = _make_reply(CompletionReply, _head("cmpl", service), loaded, body)
         return await _answer(request, service, generation, reply, body)
 
 
@@ -63,7 +63,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
             generation = stack.enter_context(
                 Generation(service, loaded.text, plans, arrival=arrival, timeout_seconds=timeout)
             )
-        reply = ChatReply(_head("chatcmpl", service), with_token_ids=body.return_token_ids)
+        reply = _make_reply(ChatReply, _head("chatcmpl", service), loaded, body)
         return await _answer(request, service, generation, reply, body)
 
 
@@ -80,6 +80,11 @@ def read_timeout(request: web.Request, service: Service, body: SamplingBody) -> 
 
 def _head(prefix: str, service: Service) -> dict[str, object]:
     return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(service.wall_clock()), "model": service.model_name}
+
+
+def _make_reply(kind: type[Reply], head: dict[str, object], loaded: Loaded, body: SamplingBody) -> Reply:
+    with_logprobs = body.num_logprobs is not None
+    return kind(head, loaded.text.describe, with_token_ids=body.return_token_ids, with_logprobs=with_logprobs)
 
 
 async def _answer(

@@ -1,10 +1,11 @@
 """One choice's output as it grows: tokens in, text out, with the stop rules applied."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from pagefleet_server.api.detokenizer import Decode, Detokenizer
 from pagefleet_server.api.stop_strings import StopStrings
+from pagefleet_server.core.step import TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +30,8 @@ class Delta:
     finish_reason: str | None = None
     stop_reason: str | int | None = None
     """The stop string or the stop token id that ended it; None for the model's own end."""
+    logprobs: tuple[TokenLogprobs, ...] = ()
+    """One for each token, when asked for."""
 
 
 class OutputText:
@@ -41,8 +44,14 @@ class OutputText:
         self.num_tokens = 0
         """Tokens so far, a stop token included, tokens after a stop string excluded."""
 
-    def feed(self, token_ids: Sequence[int], finish_reason: str | None) -> Delta:
+    def feed(
+        self, token_ids: Sequence[int], finish_reason: str | None, logprobs: Sequence[TokenLogprobs] = ()
+    ) -> Delta:
         """The engine's next tokens and, with the last ones, its finish reason."""
+        delta = self._feed(token_ids, finish_reason)
+        return replace(delta, logprobs=tuple(logprobs[: len(delta.token_ids)])) if logprobs else delta
+
+    def _feed(self, token_ids: Sequence[int], finish_reason: str | None) -> Delta:
         text: list[str] = []
         for index, token_id in enumerate(token_ids):
             self.num_tokens += 1

@@ -48,6 +48,7 @@ def make_sampling(body: SamplingBody, *, max_tokens: int, seed: int, facts: Mode
         logit_bias=tuple(logit_bias.items()),
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(dict.fromkeys(body.allowed_token_ids)),
         bad_words=facts.bad_words,
+        logprobs=body.num_logprobs,
         seed=seed % SEEDS,
         stop_token_ids=tuple(stops),
         min_tokens=body.min_tokens,

@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pagefleet_server.api.chat_template import ChatTemplate
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.lengths import check_text_bytes
+from pagefleet_server.api.token_text import TokenTexts
 from pagefleet_server.tokenizer import LoadedTokenizer, load_tokenizer
 
 Result = TypeVar("Result")
@@ -20,6 +21,8 @@ class TextModel:
     def __init__(self, loaded: LoadedTokenizer, pool: ThreadPoolExecutor) -> None:
         self._loaded = loaded
         self._pool = pool
+        self.describe = TokenTexts(loaded.tokenizer).describe
+        """One token as text and bytes."""
         tokens = {"bos_token": loaded.bos_token, "eos_token": loaded.eos_token}
         self._template = (
             ChatTemplate(loaded.chat_template, special_tokens={k: v for k, v in tokens.items() if v is not None})

@@ -6,6 +6,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, model_validator
 
 from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.logprobs import MAX_TOP_LOGPROBS
 from pagefleet_server.api.protocol.sampling import Flag, SamplingBody
 
 MAX_MESSAGES = 4096
@@ -89,6 +90,9 @@ class ChatBody(SamplingBody):
     messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """Wins over max_tokens. Neither: the rest of the context."""
+    logprobs: Flag = False
+    top_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] = 0
+    """So many of the likeliest tokens beside each drawn one; needs logprobs: true."""
     add_generation_prompt: Flag = True
     continue_final_message: Flag = False
     """The output continues the last message; needs add_generation_prompt: false."""
@@ -100,10 +104,17 @@ class ChatBody(SamplingBody):
     """Given to the template."""
 
     @model_validator(mode="after")
-    def _check_prompt_end(self) -> "ChatBody":
+    def _check_together(self) -> "ChatBody":
         if self.add_generation_prompt and self.continue_final_message:
             raise ValueError("continue_final_message needs add_generation_prompt: false")
+        if self.top_logprobs and not self.logprobs:
+            raise ValueError("top_logprobs needs logprobs: true")
         return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As `logprobs` and `top_logprobs` say."""
+        return self.top_logprobs if self.logprobs else None
 
     @property
     def template_variables(self) -> dict[str, Any]:

@@ -2,8 +2,9 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
+from pagefleet_server.api.logprobs import MAX_TOP_LOGPROBS
 from pagefleet_server.api.protocol.sampling import Flag, SamplingBody, TokenId
 
 MAX_PROMPTS = 1024
@@ -40,8 +41,21 @@ class CompletionBody(SamplingBody):
     prompt: Prompt
     echo: Flag = False
     """The prompt's text in front of the output."""
+    logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """Log-probabilities of the drawn tokens and of so many of the likeliest."""
     add_special_tokens: Flag = True
     """Text prompts get what the tokenizer adds, such as a BOS token."""
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> "CompletionBody":
+        if self.echo and self.logprobs is not None:
+            raise ValueError("echo with logprobs is not supported: log-probabilities of prompts are not computed")
+        return self
+
+    @property
+    def num_logprobs(self) -> int | None:
+        """As `logprobs` says."""
+        return self.logprobs
 
     @property
     def prompts(self) -> list[str | list[int]]:

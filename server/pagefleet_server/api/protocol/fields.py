@@ -14,13 +14,11 @@ REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
     "best_of": (None, 1),
     "function_call": (None, "none"),
     "functions": (None, []),
-    "logprobs": (None, False),
     "modalities": (None, ["text"]),
     "response_format": (None, {"type": "text"}),
     "suffix": (None, ""),
     "tool_choice": (None, "none", "auto"),
     "tools": (None, []),
-    "top_logprobs": (None, 0),
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
     # vLLM

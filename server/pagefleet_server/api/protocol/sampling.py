@@ -104,6 +104,11 @@ class SamplingBody(BaseModel):
         return self
 
     @property
+    def num_logprobs(self) -> int | None:
+        """How many of the likeliest tokens are told beside the drawn one; None: no log-probabilities."""
+        return None
+
+    @property
     def wants_usage(self) -> bool:
         """Whether a stream ends with a usage event."""
         return self.stream_options is not None and self.stream_options.include_usage
