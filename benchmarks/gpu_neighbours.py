@@ -59,7 +59,7 @@ def _writes(backend: Any) -> Iterator[tuple[str, int, Calls, Calls]]:
                 shape, num_blocks=blocks, block_size=16, dtype=storage, device=torch.device("cuda")
             )
             qkv = _random(rows, (32 + 16) * 128)
-            query, key, value = (part.unflatten(1, (-1, 128)) for part in torch.split(qkv, [4096, 1024, 1024], dim=1))
+            query, key, value = (part.view(rows, -1, 128) for part in torch.split(qkv, [4096, 1024, 1024], dim=1))
             slots = torch.randperm(rows, device="cuda") + 16
             positions = torch.arange(rows, device="cuda") % 8192
             cos_sin = torch.randn(8192, 128, device="cuda")

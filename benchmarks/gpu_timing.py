@@ -1,4 +1,4 @@
-"""Timing on a CUDA device: graphs, events, medians, and enough buffers in turn that no run finds its data in a cache."""
+"""Timing on a CUDA device: graphs, events, medians, and buffers in turn, so that no run finds its data in a cache."""
 
 import statistics
 from collections.abc import Callable, Sequence

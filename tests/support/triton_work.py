@@ -365,3 +365,17 @@ def launches(case: Case) -> int:
         max_seq_len=world.batch.max_seq_len, scale=1.0, window=0, softcap=0.0,
     )  # fmt: skip
     return len(plan_attention(operands, INTERPRETER))
+
+
+def benchmark_checks() -> list[dict[str, Any]]:
+    """The GPU benchmark's own checks, on sequences that an interpreter can afford."""
+    from benchmarks.gpu_checks import CheckCase, run_checks
+
+    sequences = ((1, 5), (1, 40), (1, 0), (9, 9), (20, 50), (0, 3))
+    shape = KVShape(2, 32, 16)
+    cases = (
+        CheckCase("fp32", shape, 4, torch.float32, sequences=sequences),
+        CheckCase("bf16, window", shape, 4, window=17, sinks=True, sequences=sequences),
+        CheckCase("fp8", shape, 4, FP8, softcap=20.0, sequences=sequences),
+    )
+    return run_checks(make_backend(), "cpu", cases, long_lengths=(5, 300))
