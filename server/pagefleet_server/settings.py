@@ -61,6 +61,9 @@ class SchedulerSettings:
     """Running requests at most, 1..4096."""
     max_num_batched_tokens: Annotated[int, Meta(ge=1)] = 512
     """Tokens of one step at most; >= max_num_seqs so that every running request can decode."""
+    max_step_ms: Annotated[float, Meta(ge=0)] = 100.0
+    """Prompts that enter beside running streams are cut so that a step takes about so long, by what earlier steps took.
+    Lower: smoother streams, later first tokens. A step may always take twice as long as its decodes alone. 0: off."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,14 +37,23 @@ class SchedulerMachine(RuleBasedStateMachine):
         max_num_seqs=st.integers(1, 5),
         extra_tokens=st.integers(0, 20),
         prefix_caching=st.booleans(),
+        max_step_seconds=st.sampled_from([None, 0.008]),
     )
-    def start(self, num_blocks: int, max_num_seqs: int, extra_tokens: int, prefix_caching: bool) -> None:
+    def start(
+        self,
+        num_blocks: int,
+        max_num_seqs: int,
+        extra_tokens: int,
+        prefix_caching: bool,
+        max_step_seconds: float | None,
+    ) -> None:
         limits = make_limits(
             num_blocks=num_blocks,
             block_size=BLOCK_SIZE,
             max_model_len=num_blocks * BLOCK_SIZE,
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
+            max_step_seconds=max_step_seconds,
         )
         self.limits = limits
         self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
@@ -136,7 +145,8 @@ class SchedulerMachine(RuleBasedStateMachine):
     @rule()
     def complete(self) -> None:
         output = self.in_flight.pop(0)
-        for new in self.scheduler.update(output, self.runner.execute(output), self.now):
+        result, seconds = self.runner.execute(output), 0.001 * output.num_tokens
+        for new in self.scheduler.update(output, result, self.now, step_seconds=seconds):
             expected = self.live[new.request_id]
             expected.got += new.token_ids
             if new.finish_reason is not None:

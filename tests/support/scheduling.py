@@ -15,6 +15,7 @@ def make_limits(
     max_model_len: int = 64,
     max_num_seqs: int = 4,
     max_num_batched_tokens: int = 16,
+    max_step_seconds: float | None = None,
 ) -> SchedulerLimits:
     return SchedulerLimits(
         num_blocks=num_blocks,
@@ -22,6 +23,7 @@ def make_limits(
         max_model_len=max_model_len,
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
+        max_step_seconds=max_step_seconds,
     )
 
 

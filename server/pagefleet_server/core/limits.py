@@ -17,6 +17,9 @@ class SchedulerLimits:
     """Running requests, >= 1."""
     max_num_batched_tokens: int
     """Tokens of one step; >= max_num_seqs, so that every running request gets at least one."""
+    max_step_seconds: float | None = None
+    """Prompt chunks are cut so that a step with decodes in it takes no longer by prediction (but at least as long as
+    its decodes take twice, or prompts would never get in). None: only max_num_batched_tokens cuts them."""
     max_num_waiting: int = 16384
     """Requests in the queue, a bound of last resort: the API refuses long before."""
 
@@ -24,6 +27,8 @@ class SchedulerLimits:
         for name in ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_waiting"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be at least 1")
+        if self.max_step_seconds is not None and self.max_step_seconds <= 0:
+            raise ValueError(f"max_step_seconds is {self.max_step_seconds}; it must be positive, or None for no limit")
         if self.max_num_batched_tokens < self.max_num_seqs:
             raise ValueError(
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs};"

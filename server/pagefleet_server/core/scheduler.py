@@ -24,12 +24,16 @@ from pagefleet_server.core.request import FinishReason, Request, RequestState
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import SchedulerOutput, StepResult
 from pagefleet_server.core.step_plan import StepPlan
+from pagefleet_server.core.step_time import StepTimeModel, StepWork
 from pagefleet_server.core.waiting_queue import WaitingQueue, by_rank
 
 MAX_STEPS_IN_FLIGHT = 1
 """Scheduled steps without update() when schedule() is called: 0 in a synchronous loop, 1 when steps overlap."""
 HEADROOM_PERCENT = 1
 """Blocks kept open when a request joins running ones, so that their next blocks do not preempt it at once."""
+
+MIN_CHUNK_TOKENS = 16
+"""Of the first prompt in a step, whatever the step-time model says: prompts must get in."""
 
 
 class SchedulerError(Exception):
@@ -44,6 +48,7 @@ class RequestRefused(Exception):
 class _StepInFlight:
     step_id: int
     drawing: tuple[Request, ...]  # requests that get a token
+    work: StepWork
 
 
 class Scheduler:
@@ -59,6 +64,7 @@ class Scheduler:
         self._waiting = WaitingQueue()
         self._running: list[Request] = []  # by rank
         self._in_flight: deque[_StepInFlight] = deque()
+        self._step_time = StepTimeModel()
         self._last_step_id = 0
         self._num_added = 0
         self._num_admissions = 0
@@ -173,10 +179,10 @@ class Scheduler:
             if request.state is RequestState.RUNNING and self._make_room(request, now):
                 self._advance(request, 1, plan)
         for request in list(self._running):
-            if plan.budget > 0 and request.num_remaining > 1:
-                self._advance(request, min(request.num_remaining, plan.budget), plan)
-        while plan.budget > 0 and (admitted := self._admit_first(now)) is not None:
-            self._advance(admitted, min(admitted.num_remaining, plan.budget), plan)
+            if request.num_remaining > 1 and (count := self._chunk_size(request, plan)) > 0:
+                self._advance(request, count, plan)
+        while (admitted := self._admit_first(now, plan)) is not None:
+            self._advance(admitted, max(1, self._chunk_size(admitted, plan)), plan)
         if plan.is_empty:
             if self._requests and not self._in_flight:
                 raise SchedulerError(
@@ -184,13 +190,16 @@ class Scheduler:
                 )
             return None
         self._last_step_id = plan.step_id
-        self._in_flight.append(_StepInFlight(plan.step_id, tuple(plan.drawing)))
+        self._in_flight.append(_StepInFlight(plan.step_id, tuple(plan.drawing), plan.work))
         for request in [r for r in plan.drawing if r.is_muted]:
             self._end(request, FinishReason.ABORT)
         return plan.output()
 
-    def update(self, output: SchedulerOutput, result: StepResult, now: float) -> list[NewTokens]:
+    def update(
+        self, output: SchedulerOutput, result: StepResult, now: float, *, step_seconds: float | None = None
+    ) -> list[NewTokens]:
         """Take in a finished step, the oldest in flight. Gives the new tokens, in the order of scheduling.
+        `step_seconds`, how long it took, teaches the step-time model; None when it would mislead.
 
         Raises SchedulerError when the step is not the oldest, or a token is missing.
         """
@@ -198,6 +207,8 @@ class Scheduler:
             raise SchedulerError(f"step {output.step_id} is not the oldest in flight")
         step = self._in_flight.popleft()
         self._tables.lift_fences(step.step_id)
+        if step_seconds is not None:
+            self._step_time.observe(step.work, step_seconds)
         news: list[NewTokens] = []
         for request in step.drawing:
             if request.state is RequestState.FINISHED:
@@ -302,9 +313,27 @@ class Scheduler:
         taken = sum(running.num_seats for running in self._running)
         return taken + request.num_seats <= self.limits.max_num_seqs
 
-    def _admit_first(self, now: float) -> Request | None:
+    def _chunk_size(self, request: Request, plan: StepPlan) -> int:
+        """Tokens of a prompt for this step; 0: none. Decodes in the step bound its time, though MIN_CHUNK_TOKENS of one
+        prompt always get in."""
+        count = min(request.num_remaining, plan.budget)
+        if self.limits.max_step_seconds is None or not plan.decodes:
+            return count
+        if plan.max_seconds is None:
+            decodes_only = self._step_time.predict(plan.work)
+            if decodes_only is None:
+                return count
+            plan.max_seconds = max(self.limits.max_step_seconds, 2 * decodes_only)
+        fitting = self._step_time.largest_chunk(plan.work, request.num_computed, plan.max_seconds)
+        if fitting is None:
+            return count
+        return min(count, fitting if plan.chunks else max(fitting, MIN_CHUNK_TOKENS))
+
+    def _admit_first(self, now: float, plan: StepPlan) -> Request | None:
         request = self._waiting.first()
-        if request is None or request.num_pending or not self._has_seats_for(request):
+        if request is None or self._chunk_size(request, plan) < 1:
+            return None
+        if request.num_pending or not self._has_seats_for(request):
             return None  # pending: preempted in this very step, its last token is still in flight
         if self._tables.missing(request, headroom=self._headroom(request)):
             return None

@@ -4,6 +4,7 @@ from dataclasses import dataclass, field
 
 from pagefleet_server.core.request import Request
 from pagefleet_server.core.step import Fork, ScheduledRequest, SchedulerOutput
+from pagefleet_server.core.step_time import StepWork
 
 
 @dataclass(slots=True)
@@ -18,7 +19,15 @@ class StepPlan:
     copies: list[tuple[int, int]] = field(default_factory=list)
     drawing: list[Request] = field(default_factory=list)
     """Requests that get a token, forks among them."""
-    num_tokens: int = 0
+    max_seconds: float | None = None
+    """Bound of the predicted time; set before the first prompt chunk when decodes are in the step."""
+    work: StepWork = field(default_factory=lambda: StepWork(0, 0))
+    """What the rows so far cost."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of all rows."""
+        return self.work.num_tokens
 
     @property
     def is_empty(self) -> bool:
@@ -45,7 +54,7 @@ class StepPlan:
         count = len(token_ids)
         (self.decodes if draws and count == 1 else self.chunks).append(row)
         self.budget -= count
-        self.num_tokens += count
+        self.work = self.work.with_chunk(start, count)
 
     def output(self) -> SchedulerOutput:
         """The finished step."""

@@ -93,7 +93,7 @@ class EngineLoop:
             raise RuntimeError("requests wait, no step is in flight, and the scheduler has nothing to do")
         result = self.runner.execute(output)
         ended = self.clock()
-        news = self.scheduler.update(output, result, ended)
+        news = self.scheduler.update(output, result, ended, step_seconds=ended - began)
         self.channel.send(
             StepDone(
                 gauges=gauges_of(self.scheduler.counts()),

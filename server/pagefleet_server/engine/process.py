@@ -105,6 +105,7 @@ def _build_loop(channel: Channel, settings: EngineSettings, runner: Runner) -> E
         max_model_len=runner.max_model_len,
         max_num_seqs=settings.scheduler.max_num_seqs,
         max_num_batched_tokens=settings.scheduler.max_num_batched_tokens,
+        max_step_seconds=settings.scheduler.max_step_ms / 1000 or None,
     )
     return EngineLoop(
         channel=channel,

@@ -1,0 +1,141 @@
+"""The step-time model learns, forgets, ignores accidents, and cuts chunks to fit."""
+
+import random
+
+import pytest
+
+from pagefleet_server.core.scheduler import MIN_CHUNK_TOKENS
+from pagefleet_server.core.step_time import MIN_STEPS, StepTimeModel, StepWork
+from support.scheduling import Bench, make_limits, make_prompt
+
+
+def true_seconds(work: StepWork, *, slowdown: float = 1.0) -> float:
+    return slowdown * (0.005 + 0.0004 * work.num_tokens + 2e-8 * work.num_pairs)
+
+
+def some_work(rng: random.Random) -> StepWork:
+    work = StepWork(0, 0)
+    for _ in range(rng.randint(1, 16)):
+        work = work.with_chunk(rng.randint(0, 4000), 1)
+    if rng.random() < 0.5:
+        work = work.with_chunk(rng.randint(0, 4000), rng.randint(1, 500))
+    return work
+
+
+def trained(*, noise: float = 0.1, steps: int = 300) -> StepTimeModel:
+    rng = random.Random(1)
+    model = StepTimeModel()
+    for _ in range(steps):
+        work = some_work(rng)
+        model.observe(work, true_seconds(work) * rng.uniform(1 - noise, 1 + noise))
+    return model
+
+
+def test_work_counts_every_pair_of_query_and_context_token() -> None:
+    work = StepWork(0, 0).with_chunk(3, 1).with_chunk(10, 4)
+    assert work == StepWork(5, 4 + 11 + 12 + 13 + 14)
+
+
+def test_nothing_is_predicted_before_enough_steps() -> None:
+    model = StepTimeModel()
+    for _ in range(MIN_STEPS):
+        assert model.predict(StepWork(1, 1)) is None
+        assert model.largest_chunk(StepWork(1, 1), 0, 1.0) is None
+        model.observe(StepWork(1, 1), 0.01)
+    assert model.predict(StepWork(1, 1)) == pytest.approx(0.01, rel=0.01)
+
+
+def test_predictions_are_close_after_noisy_steps() -> None:
+    model, rng = trained(), random.Random(2)
+    for _ in range(100):
+        work = some_work(rng)
+        assert model.predict(work) == pytest.approx(true_seconds(work), rel=0.15)
+
+
+def test_slower_machine_is_noticed_and_one_accident_is_not() -> None:
+    model, rng = trained(), random.Random(3)
+    work = StepWork(100, 50_000)
+    model.observe(work, 30.0)
+    assert model.predict(work) == pytest.approx(true_seconds(work), rel=0.3)
+    for _ in range(800):
+        step = some_work(rng)
+        model.observe(step, true_seconds(step, slowdown=3.0))
+    assert model.predict(work) == pytest.approx(true_seconds(work, slowdown=3.0), rel=0.1)
+
+
+def test_thousands_of_equal_steps_do_not_blow_up_what_they_say_nothing_about() -> None:
+    model = trained(noise=0.0)
+    for _ in range(20_000):
+        model.observe(StepWork(16, 16_000), true_seconds(StepWork(16, 16_000)))
+    work = StepWork(16, 16_000).with_chunk(1000, 200)
+    assert model.predict(work) == pytest.approx(true_seconds(work), rel=0.25)
+
+
+@pytest.mark.parametrize("start", [0, 500, 4000])
+@pytest.mark.parametrize("max_seconds", [0.03, 0.1, 0.5])
+def test_largest_chunk_just_fits(start: int, max_seconds: float) -> None:
+    model, work = trained(noise=0.0), StepWork(16, 16_000)
+    count = model.largest_chunk(work, start, max_seconds)
+    assert count is not None
+    fits, too_long = (model.predict(work.with_chunk(start, c)) for c in (count, count + 2))
+    assert fits is not None
+    assert too_long is not None
+    assert fits <= max_seconds < too_long
+
+
+def test_nothing_fits_when_the_time_is_already_used() -> None:
+    assert trained().largest_chunk(StepWork(500, 0), 0, 0.05) == 0
+
+
+def run_steps(bench: Bench, count: int) -> list[int]:
+    """Steps that take what true_seconds says; gives the prompt tokens of each."""
+    chunks = []
+    for _ in range(count):
+        output = bench.scheduler.schedule(bench.now)
+        assert output is not None
+        work = StepWork(0, 0)
+        for row in output.scheduled:
+            work = work.with_chunk(row.start, len(row.token_ids))
+        result = bench.runner.execute(output)
+        bench.take(bench.scheduler.update(output, result, bench.now, step_seconds=true_seconds(work)))
+        bench.scheduler.check_integrity()
+        chunks.append(sum(len(row.token_ids) for row in output.scheduled[output.num_decodes :]))
+    return chunks
+
+
+def smooth_bench(max_step_seconds: float | None) -> Bench:
+    bench = Bench(
+        make_limits(
+            num_blocks=800,
+            max_model_len=3000,
+            max_num_seqs=4,
+            max_num_batched_tokens=512,
+            max_step_seconds=max_step_seconds,
+        )
+    )
+    bench.add("stream", make_prompt(20), max_tokens=1000)
+    run_steps(bench, 20)
+    bench.add("long", make_prompt(1500, first=20), max_tokens=1)
+    return bench
+
+
+def test_long_prompt_beside_a_stream_is_cut_by_time() -> None:
+    bench = smooth_bench(0.05)
+    chunks = run_steps(bench, 8)
+    # 5 ms + 0.4 ms per token: about 110 tokens fit into 50 ms, once a first chunk has taught what a token costs.
+    assert all(90 <= chunk <= 115 for chunk in chunks[1:])
+
+
+def test_without_a_bound_or_without_streams_only_the_budget_cuts() -> None:
+    assert run_steps(smooth_bench(None), 1) == [511]
+    bench = smooth_bench(0.05)
+    bench.scheduler.abort("stream")
+    assert run_steps(bench, 1) == [512]
+
+
+def test_tiny_bound_still_lets_a_prompt_in() -> None:
+    bench = smooth_bench(0.000001)
+    chunks = run_steps(bench, 5)
+    assert all(chunk >= min(MIN_CHUNK_TOKENS, 14) for chunk in chunks)
+    run_steps(bench, 100)
+    assert len(bench.tokens["long"]) == 1
