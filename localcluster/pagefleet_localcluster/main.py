@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from pagefleet_localcluster.kubeconfig import Kubeconfig, KubeconfigError
+from pagefleet_localcluster.node.images import ImageTable
 from pagefleet_localcluster.node.process import end_stale, start_time
 from pagefleet_localcluster.node.settings import NodeSettings
 
@@ -48,6 +49,7 @@ def _parser() -> argparse.ArgumentParser:
     up.add_argument("--nodes", type=int, default=1, help="process nodes, 0 to 32 (%(default)s)")
     up.add_argument("--gpus-per-node", type=int, default=0, help="nvidia.com/gpu slots of each node (%(default)s)")
     up.add_argument("--port", type=int, default=0, help="port of the API server; 0 takes a free one (%(default)s)")
+    up.add_argument("--images", type=Path, help="YAML file with image rules, before the default ones")
     up.add_argument("--detach", action="store_true", help="return when it is ready; stop it with `down`")
     up.add_argument("--data-dir", type=Path, help="keep objects here over a restart (default: in memory)")
     up.set_defaults(run=_up)
@@ -69,12 +71,14 @@ def _parser() -> argparse.ArgumentParser:
 def _up(options: argparse.Namespace) -> int:
     from pagefleet_localcluster.launcher import ClusterSettings  # slow to import: other commands answer at once
 
+    node_options = {"images": ImageTable.load(options.images)} if options.images is not None else {}
     settings = ClusterSettings(
         options.dir,
         options.nodes,
         options.gpus_per_node,
         options.port,
         options.data_dir and options.data_dir.absolute(),
+        node_options=node_options,
     )
     if (pid := _running(options.dir)) is not None:
         raise ValueError(f"a cluster already runs in {options.dir} (pid {pid}); stop it with `pagefleet-local down`")
@@ -115,6 +119,8 @@ def _detach(options: argparse.Namespace) -> int:
     command = [sys.executable, "-m", "pagefleet_localcluster.main", "up", "--dir", str(options.dir)]
     command += ["--nodes", str(options.nodes), "--gpus-per-node", str(options.gpus_per_node)]
     command += ["--port", str(options.port)]
+    if options.images is not None:
+        command += ["--images", str(options.images.absolute())]
     if options.data_dir is not None:
         command += ["--data-dir", str(options.data_dir.absolute())]
     log = options.dir / "cluster.log"

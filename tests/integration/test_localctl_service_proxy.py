@@ -123,6 +123,26 @@ async def test_a_pod_that_does_not_answer_is_passed_over() -> None:
             writer.close()
 
 
+async def test_a_port_that_needs_privileges_is_served_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As for a user who may not bind port 80: the Service answers on port + 10000 and an event says so."""
+    start_server = asyncio.start_server
+
+    async def unprivileged(accept: Handler, host: str, port: int, **options: int) -> asyncio.Server:
+        if port < 1024:
+            raise PermissionError(13, "Permission denied")
+        return await start_server(accept, host, port, **options)
+
+    async with proxied(echo_after_end) as (proxy, _, address, port):
+        monkeypatch.setattr(asyncio, "start_server", unprivileged)
+        served = service(port=80, target=port, clusterIP=address)
+        proxy.services.objects["default/web"] = served
+        await proxy.reconcile("default/web")
+        reader, writer = await asyncio.open_connection(address, 10080)
+        writer.write_eof()
+        assert await reader.read() == b""
+        writer.close()
+
+
 async def test_a_deleted_service_stops_listening() -> None:
     async with proxied(echo_after_end) as (proxy, _, address, port):
         gone: dict[str, Object] = {}

@@ -6,6 +6,9 @@ import sys
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any, Self
+
+import yaml
 
 
 def repository_of(image: str) -> str:
@@ -57,6 +60,39 @@ class ImageTable:
     def find(self, image: str) -> ImageRule | None:
         """The rule for an image; None when the node does not have it."""
         return next((rule for rule in self.rules if rule.matches(image)), None)
+
+    @classmethod
+    def load(cls, path: Path) -> Self:
+        """Rules from a YAML file, before the default ones. Raises ValueError that names the place.
+
+        `images: [{patterns: [...], argvPrefix: [...], entrypoint: [...], path: [...], environment: {...}}]`"""
+        try:
+            document = yaml.safe_load(path.read_text())
+        except (OSError, yaml.YAMLError) as error:
+            raise ValueError(f"cannot read image table {path}: {error}") from error
+        entries = document.get("images") if isinstance(document, dict) else None
+        if not isinstance(entries, list):
+            raise ValueError(f"image table {path}: expected a mapping with the list `images`")
+        return cls(
+            (*(_rule(entry, f"image table {path}: images[{i}]") for i, entry in enumerate(entries)), *DEFAULT_RULES)
+        )
+
+
+def _rule(entry: Any, where: str) -> ImageRule:
+    names = {"patterns": "patterns", "argvPrefix": "argv_prefix", "entrypoint": "entrypoint", "path": "path"}
+    if not isinstance(entry, dict) or "patterns" not in entry:
+        raise ValueError(f"{where}: no `patterns`")
+    fields: dict[str, Any] = {}
+    for key, value in entry.items():
+        if key == "environment" and isinstance(value, dict):
+            fields["environment"] = {str(name): str(text) for name, text in value.items()}
+        elif key not in names:
+            raise ValueError(f"{where}: unknown field {key!r}; known: {', '.join([*names, 'environment'])}")
+        elif not isinstance(value, list) or not all(isinstance(word, str) for word in value):
+            raise ValueError(f"{where}.{key}: expected a list of strings")
+        else:
+            fields[names[key]] = tuple(value)
+    return ImageRule(**fields)
 
 
 def search_path(rule: ImageRule) -> str:
