@@ -1,8 +1,10 @@
 """The embedded API under test: a running server and a client that shows whole answers."""
 
+import asyncio
 import contextlib
+import datetime
 import json
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -81,6 +83,18 @@ class Api:
             self._transcript.add(asked | {"body": body}, response.status, parsed)
             return Answer(response.status, parsed, response.headers.copy())
 
+    async def until(
+        self, ask: Callable[[], Awaitable[Answer]], good: Callable[[Answer], bool], *, seconds: float = 10.0
+    ) -> Answer:
+        """Asks again until the answer is good; fails with the last one after the deadline."""
+        end = asyncio.get_running_loop().time() + seconds
+        while True:
+            answer = await ask()
+            if good(answer):
+                return answer
+            assert asyncio.get_running_loop().time() < end, f"still {answer.status}: {answer.body}"
+            await asyncio.sleep(0.02)
+
     async def get(self, path: str, **options: Any) -> Answer:
         """GET."""
         return await self.request("GET", path, **options)
@@ -105,7 +119,7 @@ class Api:
         """Server-side apply."""
         return await self.patch(path, body, APPLY, fieldManager=manager, **options)
 
-    async def watch(self, path: str, *, seconds: int = 1, **query: str) -> list[Json]:
+    async def watch(self, path: str, *, seconds: int = 1, **query: Any) -> list[Json]:
         """All events of a watch that lasts this long."""
         query = {"watch": "true", "timeoutSeconds": str(seconds)} | query
         headers = {"Authorization": f"Bearer {self.token}"}
@@ -149,6 +163,15 @@ def pod(name: str, *, node: str = "", **spec: Any) -> Json:
     """A valid pod, on a node or not."""
     base: Json = {"containers": [{"name": "server", "image": "img:1", "command": ["x"]}]}
     return {"metadata": {"name": name}, "spec": base | ({"nodeName": node} if node else {}) | spec}
+
+
+async def ready_node(api: "Api", name: str) -> None:
+    """Registers a node that controllers take for alive during a test."""
+    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    condition = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": "", "lastHeartbeatTime": now}
+    status = {"conditions": [condition | {"lastTransitionTime": now}], "capacity": {"cpu": "1", "pods": "9"}}
+    (await api.post("/api/v1/nodes", {"metadata": {"name": name}})).ok()
+    (await api.patch(f"/api/v1/nodes/{name}/status", {"status": status})).ok()
 
 
 def deployment(name: str, **spec: Any) -> Json:

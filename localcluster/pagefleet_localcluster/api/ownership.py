@@ -95,9 +95,10 @@ def _compare(old: Json, new: Json, schema: Schema, writer: Writer) -> _Change:
 
 def track_update(old: Json | None, new: Json, schema: Schema, writer: Writer) -> None:
     """Sets `new`'s managedFields after a create, update or patch: the writer owns what it changed."""
+    if new["metadata"].get("managedFields") == [{}]:
+        del new["metadata"]["managedFields"]  # how a client clears all ownership on purpose
+        return
     entries = _read(old) if old is not None else {}
-    if old is not None and new["metadata"].get("managedFields") == []:
-        entries = {}  # a client may clear all ownership on purpose
     change = _compare(old or {}, new, schema, writer)
     key = (writer.manager, writer.operation, writer.subresource)
     if change.written or change.removed:

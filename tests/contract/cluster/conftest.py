@@ -12,7 +12,7 @@ import pytest
 
 from pagefleet_localcluster.kubeconfig import Kubeconfig
 from support.cluster_targets import target, target_names
-from support.localapi import CRDS, Api, draft_crd
+from support.localapi import CRDS, Api, draft_crd, ready_node
 from support.transcripts import Transcript
 
 FOLDER = Path(__file__).parent
@@ -63,6 +63,14 @@ async def namespace(api: Api) -> AsyncIterator[str]:
     (await api.post("/api/v1/namespaces", {"metadata": {"name": name}})).ok()
     yield name
     await api.delete(f"/api/v1/namespaces/{name}")
+
+
+@pytest.fixture
+async def node(api: Api) -> AsyncIterator[str]:
+    name = f"contract-{secrets.token_hex(4)}"
+    await ready_node(api, name)
+    yield name
+    await api.delete(f"/api/v1/nodes/{name}")
 
 
 def unverified_cases() -> list[str]:
