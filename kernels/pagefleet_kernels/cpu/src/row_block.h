@@ -221,7 +221,7 @@ void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const
             int position = span + i * kTile;
             if (position + kTile <= begin || position >= end) continue;
             k.now[i] = tiles.tile(position);
-            k.ahead[i] = position + kSpan < end ? tiles.tile(position + kSpan) : k.now[i];
+            k.ahead[i] = position + kSpan < block.last ? tiles.tile(position + kSpan) : k.now[i];
             v.now[i] = k.now[i] + layout.k_tile_words();
             v.ahead[i] = k.ahead[i] + layout.k_tile_words();
         }
