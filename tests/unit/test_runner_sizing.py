@@ -8,6 +8,7 @@ from pagefleet_kernels.reference import ReferenceBackend
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.dtype import cpu_has_bfloat16, resolve_device, resolve_dtype
 from pagefleet_server.models.probe import LayerSpec
+from pagefleet_server.runner import host_memory
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.kv_memory import DEFAULT_CPU_BYTES, KVPlan, allocate_kv, plan_kv
 from pagefleet_server.settings import CacheSettings
@@ -44,8 +45,25 @@ def test_memory_for_no_block_is_refused_with_the_numbers() -> None:
 
 def test_more_memory_than_the_machine_has_is_refused() -> None:
     huge = plan(CacheSettings(kv_cache_memory_bytes=1 << 50))
-    with pytest.raises(ModelError, match="the machine has"):
+    with pytest.raises(ModelError, match="the limit .* is"):
         allocate_kv(LAYERS, huge, backend=ReferenceBackend(), dtype=torch.bfloat16, device=CPU)
+
+
+def test_more_memory_than_the_container_may_use_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    wanted = plan(CacheSettings(num_kv_blocks=5))
+    monkeypatch.setattr(host_memory, "limit_bytes", lambda: 1000)
+    with pytest.raises(ModelError, match=f"wants {wanted.num_bytes} bytes .* is 1000"):
+        allocate_kv(LAYERS, wanted, backend=ReferenceBackend(), dtype=torch.bfloat16, device=CPU)
+
+
+def test_memory_limit_is_the_smaller_of_machine_and_container(tmp_path: Path) -> None:
+    machine = host_memory.limit_bytes(tmp_path / "none")
+    file = tmp_path / "memory.max"
+    for content, want in (("max", machine), ("4096", 4096), (str(1 << 60), machine), ("?", machine)):
+        file.write_text(content + "\n")
+        assert host_memory.limit_bytes(file) == want
+    assert 0 < host_memory.resident_bytes() < machine
+    assert host_memory.resident_bytes(tmp_path / "none") == 0
 
 
 def test_allocation_takes_what_was_planned() -> None:

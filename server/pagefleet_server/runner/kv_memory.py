@@ -1,6 +1,5 @@
 """How many KV blocks a model gets."""
 
-import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -11,6 +10,7 @@ from pagefleet_kernels.backend import Backend, KVCache
 from pagefleet_kernels.batch import KVShape
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.probe import LayerSpec
+from pagefleet_server.runner import host_memory
 from pagefleet_server.settings import CacheSettings
 
 DEFAULT_CPU_BYTES = 1024**3
@@ -58,14 +58,14 @@ def plan_kv(
 def allocate_kv(
     layers: Sequence[LayerSpec], plan: KVPlan, *, backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> tuple[KVCache, ...]:
-    """One cache per layer. Raises ModelError when the machine has not so much memory."""
+    """One cache per layer. Raises ModelError when memory cannot hold it; host memory ends with a kill, not an error, so
+    there it is asked for before it is touched."""
     if device.type == "cpu":
-        available = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-        if plan.num_bytes > total:
+        limit, resident = host_memory.limit_bytes(), host_memory.resident_bytes()
+        if plan.num_bytes + resident > limit:
             raise ModelError(
-                f"the KV cache wants {plan.num_bytes} bytes; the machine has {total} ({available} free); "
-                "lower --kv-cache-memory or --num-kv-blocks"
+                f"the KV cache wants {plan.num_bytes} bytes and the process holds {resident}; the limit (machine or "
+                f"container) is {limit}; lower --kv-cache-memory or --num-kv-blocks, or give more memory"
             )
     try:
         return tuple(

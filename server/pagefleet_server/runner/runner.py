@@ -19,6 +19,7 @@ from pagefleet_server.models.gate import check_module
 from pagefleet_server.models.loading import load_model
 from pagefleet_server.models.packed_linears import pack_linears
 from pagefleet_server.models.paged_model import PagedModel
+from pagefleet_server.runner import host_memory
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.flat_batch import flatten
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, kv_shape, plan_kv
@@ -119,6 +120,13 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     for step in _warm_up_steps(runner, settings.scheduler.max_num_batched_tokens):
         runner.execute(step)
     timed("warm_up", f"{torch.get_num_threads()} threads, contexts up to {runner.max_model_len} tokens", now)
+    _logger.info(
+        "host memory: %d bytes of weights, %d of KV; the process holds %d of %d",
+        model.num_weight_bytes if model.device.type == "cpu" else 0,
+        plan.num_bytes if model.device.type == "cpu" else 0,
+        host_memory.resident_bytes(),
+        host_memory.limit_bytes(),
+    )
     return runner
 
 
