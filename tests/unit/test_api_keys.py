@@ -21,6 +21,10 @@ def keys(path: Path, clock: Clock | None = None, told: list[str] | None = None) 
     return ApiKeys(path, clock=clock or Clock(), report=(told if told is not None else []).append)
 
 
+def admits(checked: ApiKeys, header: str) -> bool:
+    return checked.identify(header) is not None
+
+
 def write(path: Path, text: str) -> Path:
     """As Kubernetes does it: by another file."""
     new = path.with_suffix(".new")
@@ -49,16 +53,16 @@ def write(path: Path, text: str) -> Path:
 )
 def test_a_bearer_of_one_of_the_keys_is_let_in(tmp_path: Path, header: str | None, want: bool) -> None:
     path = write(tmp_path / "keys", "one\n\n# two\n  two  \n")
-    assert keys(path).allow(header) is want
+    assert (keys(path).identify(header) is not None) is want
 
 
 def test_a_changed_file_is_read_again(tmp_path: Path) -> None:
     clock, told = Clock(), list[str]()
     checked = keys(write(tmp_path / "keys", "old"), clock, told)
     write(tmp_path / "keys", "new")
-    assert checked.allow("Bearer old"), "the file is looked at once a second at most"
+    assert admits(checked, "Bearer old"), "the file is looked at once a second at most"
     clock.now += 2
-    assert (checked.allow("Bearer old"), checked.allow("Bearer new")) == (False, True)
+    assert (admits(checked, "Bearer old"), admits(checked, "Bearer new")) == (False, True)
     assert told == ["API keys read again: 1 keys"]
 
 
@@ -73,7 +77,7 @@ def test_a_file_that_goes_bad_neither_opens_nor_locks_the_door(tmp_path: Path, c
         write(path, content)
     for _ in range(3):
         clock.now += 2
-        assert (checked.allow("Bearer old"), checked.allow("Bearer ")) == (True, False)
+        assert (admits(checked, "Bearer old"), admits(checked, "Bearer ")) == (True, False)
     assert len(told) == 1 and "stay as they were" in told[0]
 
 
@@ -84,3 +88,9 @@ def test_without_a_key_to_begin_with_there_is_no_start(tmp_path: Path, content: 
         path.write_bytes(content if isinstance(content, bytes) else content.encode())
     with pytest.raises(KeyFileError, match="keys"):
         keys(path)
+
+
+def test_each_key_is_its_own_tenant_and_its_name_tells_nothing(tmp_path: Path) -> None:
+    checked = keys(write(tmp_path / "keys", "one\ntwo\n"))
+    one, two = checked.identify("Bearer one"), checked.identify("Bearer two")
+    assert one and two and one != two and "one" not in one

@@ -11,6 +11,7 @@ CHECK_SECONDS = 1.0
 MAX_FILE_BYTES = 1024 * 1024
 MAX_KEY_CHARS = 512
 SCHEME = "bearer"
+TENANT_CHARS = 16
 
 
 class KeyFileError(Exception):
@@ -33,14 +34,16 @@ class ApiKeys:
         self._digests = read_key_file(path)
         self._next_check = clock() + CHECK_SECONDS
 
-    def allow(self, authorization: str | None) -> bool:
-        """Whether an Authorization header holds one of the keys. Every key is compared, whichever fits."""
+    def identify(self, authorization: str | None) -> str | None:
+        """Who asks: a name made from the key that an Authorization header holds, None when it is none of them.
+        Every key is compared, whichever fits."""
         self._refresh()
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != SCHEME or len(key) > MAX_KEY_CHARS:
-            return False
+            return None
         given = _digest(key.strip())
-        return sum(hmac.compare_digest(given, digest) for digest in self._digests) > 0
+        fits = [digest for digest in self._digests if hmac.compare_digest(given, digest)]
+        return fits[0].hex()[:TENANT_CHARS] if fits else None
 
     def _refresh(self) -> None:
         now = self._clock()

@@ -10,7 +10,7 @@ from aiohttp import web
 from pagefleet_server.api import generation_routes, status_routes, text_routes
 from pagefleet_server.api.answering import OUTCOME, USAGE
 from pagefleet_server.api.errors import ApiError, ErrorBody, UnauthorizedError, UnavailableError
-from pagefleet_server.api.service import SERVICE, Service
+from pagefleet_server.api.service import SERVICE, TENANT, Service
 from pagefleet_server.log import ACCESS_LOGGER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -128,8 +128,10 @@ async def check_key(request: web.Request, handler: Handler) -> web.StreamRespons
     keys = request.app[SERVICE].keys
     if keys is None or name_route(request) in KEYLESS:
         return await handler(request)
-    if not keys.allow(request.headers.get("Authorization")):
+    tenant = keys.identify(request.headers.get("Authorization"))
+    if tenant is None:
         raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
+    request[TENANT] = tenant
     return await handler(request)
 
 

@@ -32,6 +32,19 @@ class ChoicePlan:
     """Given when the prompt is echoed."""
 
 
+@dataclass(frozen=True, slots=True)
+class Terms:
+    """On which one HTTP request's choices are run."""
+
+    arrival: float
+    """Clock seconds."""
+    timeout_seconds: float | None = None
+    """From arrival; None: no deadline."""
+    tenant: str = ""
+    cache_salt: str = ""
+    priority: int = 0
+
+
 @dataclass(slots=True)
 class Choice:
     """One output that is being made."""
@@ -75,20 +88,11 @@ class Generation:
     Leaving the block aborts what has not ended: a client that goes away cancels its handler.
     """
 
-    def __init__(
-        self,
-        service: Service,
-        text: TextModel,
-        plans: Sequence[ChoicePlan],
-        *,
-        arrival: float,
-        timeout_seconds: float | None = None,
-    ) -> None:
+    def __init__(self, service: Service, text: TextModel, plans: Sequence[ChoicePlan], terms: Terms) -> None:
         self._service = service
         self._text = text
         self._plans = plans
-        self._arrival = arrival
-        self._timeout_seconds = timeout_seconds
+        self._terms = terms
         self._timer: asyncio.TimerHandle | None = None
         self._expired: DeadlineError | None = None
         self._reason = "abort"
@@ -101,8 +105,8 @@ class Generation:
         except EngineError as error:
             self._close()
             raise self._service.explain(error) from error
-        if self._timeout_seconds is not None:
-            left = self._arrival + self._timeout_seconds - self._service.clock()
+        if self._terms.timeout_seconds is not None:
+            left = self._terms.arrival + self._terms.timeout_seconds - self._service.clock()
             self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
         return self
 
@@ -146,10 +150,16 @@ class Generation:
 
     def _submit(self, plan: ChoicePlan) -> Choice:
         service, text = self._service, self._text
-        stream = service.client.submit(plan.prompt_token_ids, plan.sampling)
+        stream = service.client.submit(
+            plan.prompt_token_ids,
+            plan.sampling,
+            tenant=self._terms.tenant,
+            cache_salt=self._terms.cache_salt,
+            priority=self._terms.priority,
+        )
         service.tracker.sent(
             stream.request_id,
-            arrival=self._arrival,
+            arrival=self._terms.arrival,
             num_prompt=len(plan.prompt_token_ids),
             block_size=service.settings.engine.cache.block_size,
         )
@@ -195,7 +205,7 @@ class Generation:
 
     def _expire(self) -> None:
         """The deadline is over: the engine forgets what is not done, and whoever follows gets the error."""
-        self._expired = DeadlineError(f"the answer was not complete after {self._timeout_seconds:g} s")
+        self._expired = DeadlineError(f"the answer was not complete after {self._terms.timeout_seconds:g} s")
         for choice in self.choices:
             if choice.last is None:
                 choice.stream.close()

@@ -11,14 +11,14 @@ from aiohttp import web
 from pagefleet_server.api.answering import send_stream, send_whole
 from pagefleet_server.api.bodies import read_body
 from pagefleet_server.api.errors import BadRequestError
-from pagefleet_server.api.generation import ChoicePlan, Generation
+from pagefleet_server.api.generation import ChoicePlan, Generation, Terms
 from pagefleet_server.api.lengths import check_token_ids, resolve_max_tokens
 from pagefleet_server.api.protocol.chat import ChatBody
 from pagefleet_server.api.protocol.completions import DEFAULT_MAX_TOKENS, CompletionBody
 from pagefleet_server.api.protocol.sampling import SamplingBody
 from pagefleet_server.api.replies import ChatReply, CompletionReply, Reply
 from pagefleet_server.api.sampling import SEEDS, ModelFacts, make_sampling, make_text_rules
-from pagefleet_server.api.service import SERVICE, Loaded, Service
+from pagefleet_server.api.service import SERVICE, TENANT, Loaded, Service
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 
@@ -38,10 +38,8 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
             prompts = [await _encode_prompt(loaded, body, prompt) for prompt in body.prompts]
             facts = await _learn_facts(loaded, body)
             plans = _plan(loaded, body, prompts, facts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
-            timeout = read_timeout(request, service, body)
-            generation = stack.enter_context(
-                Generation(service, loaded.text, plans, arrival=arrival, timeout_seconds=timeout)
-            )
+            terms = _read_terms(request, service, body, arrival)
+            generation = stack.enter_context(Generation(service, loaded.text, plans, terms))
         reply = _make_reply(CompletionReply, _head("cmpl", service), loaded, body)
         return await _answer(request, service, generation, reply, body)
 
@@ -59,15 +57,23 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
             wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
             facts = await _learn_facts(loaded, body)
             plans = _plan(loaded, body, [(prompt, None)], facts, wanted=wanted, default=None)
-            timeout = read_timeout(request, service, body)
-            generation = stack.enter_context(
-                Generation(service, loaded.text, plans, arrival=arrival, timeout_seconds=timeout)
-            )
+            terms = _read_terms(request, service, body, arrival)
+            generation = stack.enter_context(Generation(service, loaded.text, plans, terms))
         reply = _make_reply(ChatReply, _head("chatcmpl", service), loaded, body)
         return await _answer(request, service, generation, reply, body)
 
 
-def read_timeout(request: web.Request, service: Service, body: SamplingBody) -> float | None:
+def _read_terms(request: web.Request, service: Service, body: SamplingBody, arrival: float) -> Terms:
+    return Terms(
+        arrival=arrival,
+        timeout_seconds=_read_timeout(request, service, body),
+        tenant=request.get(TENANT, ""),
+        cache_salt=body.cache_salt,
+        priority=body.priority,
+    )
+
+
+def _read_timeout(request: web.Request, service: Service, body: SamplingBody) -> float | None:
     """The least of what server, header and body say. Raises BadRequestError for a header that is no number."""
     limits = [service.settings.http.request_timeout_seconds, body.timeout]
     header = request.headers.get(TIMEOUT_HEADER)

@@ -199,3 +199,5 @@ class Service:
 
 
 SERVICE = web.AppKey("service", Service)
+TENANT = web.RequestKey("tenant", str)
+"""Whose request it is; there only when keys are asked for. Tenants share a full engine equally, and no cache."""

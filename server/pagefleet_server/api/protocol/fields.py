@@ -22,7 +22,6 @@ REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
     "verbosity": (None, "medium"),
     "web_search_options": (None,),
     # vLLM
-    "cache_salt": (None,),
     "chat_template": (None,),
     "guided_choice": (None,),
     "guided_grammar": (None,),
@@ -32,7 +31,6 @@ REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
     "logits_processors": (None, []),
     "media_io_kwargs": (None,),
     "mm_processor_kwargs": (None,),
-    "priority": (None, 0),
     "prompt_embeds": (None,),
     "prompt_logprobs": (None,),
     "repetition_detection": (None,),

@@ -86,6 +86,10 @@ class SamplingBody(BaseModel):
     ignore_eos: Flag = False
     min_tokens: Annotated[int, Field(ge=0)] = 0
     skip_special_tokens: Flag = True
+    priority: Annotated[int, Field(ge=0, lt=2**31)] = 0
+    """The smaller, the sooner it runs. A client can only stand back: nobody takes another's place."""
+    cache_salt: Annotated[str, Field(max_length=1024)] = ""
+    """Only requests with the same salt share cached blocks."""
     timeout: Annotated[float, Field(gt=0, allow_inf_nan=False)] | None = None
     """Seconds from arrival after which the answer must be complete."""
     return_token_ids: Flag = False
