@@ -45,7 +45,7 @@ def test_memory_for_no_block_is_refused_with_the_numbers() -> None:
 
 def test_more_memory_than_the_machine_has_is_refused() -> None:
     huge = plan(CacheSettings(kv_cache_memory_bytes=1 << 50))
-    with pytest.raises(ModelError, match="the limit .* is"):
+    with pytest.raises(ModelError, match=r"the limit \(machine or container\) is"):
         allocate_kv(LAYERS, huge, backend=ReferenceBackend(), dtype=torch.bfloat16, device=CPU)
 
 
