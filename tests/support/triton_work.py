@@ -1,6 +1,7 @@
 """What tests send to the interpreting process: plain arguments in, tensors out."""
 
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 
 import torch
@@ -379,3 +380,27 @@ def benchmark_checks() -> list[dict[str, Any]]:
         CheckCase("fp8", shape, 4, FP8, softcap=20.0, sequences=sequences),
     )
     return run_checks(make_backend(), "cpu", cases, long_lengths=(5, 300))
+
+
+def whole_and_chunks(length: int, cuts: list[int], window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
+    """A prompt's output at once, and cut at the given rows. One-row chunks stay with the prefill kernel."""
+    case = Case(((length, length),), KVShape(1, 16, 16), num_q_heads=2, sliding_window=window)
+    world = build(case)
+    backend = make_backend()
+    cache = poisoned_cache(backend, case.shape, world.num_blocks, case.block_size, torch.float32)
+    fill(cache, world)
+    pieces = []
+    for first, last in [(0, length), *pairwise([0, *cuts, length])]:
+        batch = replace(
+            world.batch,
+            query_starts=torch.tensor([0, last - first], dtype=torch.int32),
+            seq_lens=torch.tensor([last], dtype=torch.int32),
+            slot_mapping=world.batch.slot_mapping[first:last],
+            num_decodes=0,
+            max_query_len=last - first,
+            max_seq_len=last,
+        )
+        pieces.append(
+            backend.paged_attention(world.query[first:last], cache, batch, scale=case.scale, sliding_window=window)
+        )
+    return pieces[0], torch.cat(pieces[1:])

@@ -194,6 +194,8 @@ def _shape_constants(operands: Operands) -> dict[str, Any]:
         "HAS_WINDOW": operands.window > 0,
         "HAS_CAP": operands.softcap > 0.0,
         "KV_FP8": operands.keys.dtype == FP8,
+        # Keys and values of a token then lie at the same offset from their bases: one address serves both.
+        "SAME_ROWS": operands.keys.stride()[:2] == operands.values.stride()[:2],
         # fp32 dots: tf32 would cost 3 digits.
         "PRECISION": "ieee",
     }

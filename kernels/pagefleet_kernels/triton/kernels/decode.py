@@ -34,7 +34,7 @@ def split_range(seq_len, window, HAS_WINDOW: tl.constexpr, SPLIT: tl.constexpr, 
     return first_key, split_len, first_split, (seq_len - 1) // split_len - first_split + 1
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window", "slots", "stride_table"])
 def paged_decode(
     out,  # [S, Hq, DV]
     query,  # [S, Hq, D]
@@ -75,6 +75,7 @@ def paged_decode(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     KV_FP8: tl.constexpr,
+    SAME_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (S, Hkv * head blocks, slots). Slot i computes the i-th split that exists; the rest leave at once."""
@@ -132,7 +133,9 @@ def paged_decode(
         if HAS_WINDOW:
             visible = visible & (position >= first_key)
         scores = tl.where(visible[None, :], scores, float("-inf"))
-        value_rows = slot_offsets(table, position, in_range, stride_value_block, stride_value_token, PAGE, True)
+        value_rows = key_rows
+        if not SAME_ROWS:
+            value_rows = slot_offsets(table, position, in_range, stride_value_block, stride_value_token, PAGE, True)
         v = widen(load_rows(value_base, value_rows, dv, in_range, DV, DV_PAD, True), KV_FP8)  # [TILE, DV_PAD]
         # Every tile holds a visible key, so no row's peak can still be -inf.
         acc, total, peak = softmax_step(scores, v, acc, total, peak, PRECISION, False)
@@ -148,7 +151,7 @@ def paged_decode(
         tl.store(partial_lse + row, peak + tl.log2(total), mask=head_ok)
 
 
-@triton.jit(do_not_specialize=["window"])
+@triton.jit(do_not_specialize=["window", "slots", "stride_table"])
 def combine_splits(
     out,  # [S, Hq, DV]
     partial_out,  # fp32 [S, Hq, SLOTS, DV]

@@ -71,6 +71,7 @@ def attend_range(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     KV_FP8: tl.constexpr,
+    SAME_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
     MASKED: tl.constexpr,
 ):
@@ -90,7 +91,9 @@ def attend_range(
             if HAS_WINDOW:
                 visible = visible & (row_position[:, None] - position[None, :] < window)
             scores = tl.where(visible, scores, float("-inf"))
-        value_rows = slot_offsets(table, position, in_range, stride_value_block, stride_value_token, PAGE, MASKED)
+        value_rows = key_rows
+        if not SAME_ROWS:
+            value_rows = slot_offsets(table, position, in_range, stride_value_block, stride_value_token, PAGE, MASKED)
         v = widen(load_rows(value_base, value_rows, dv, in_range, DV, DV_PAD, MASKED), KV_FP8)  # [TILE, DV_PAD]
         # Before its window begins, a row has seen nothing: only masked tiles can meet that.
         acc, total, peak = softmax_step(scores, v, acc, total, peak, PRECISION, MASKED and HAS_WINDOW)
@@ -137,6 +140,7 @@ def paged_prefill(
     HAS_WINDOW: tl.constexpr,
     HAS_CAP: tl.constexpr,
     KV_FP8: tl.constexpr,
+    SAME_ROWS: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """Grid (token blocks, Hkv * head blocks). Late blocks, which see most keys, start first."""
@@ -196,19 +200,19 @@ def paged_prefill(
             acc, total, peak, q, score_scale, cap_log2, row_position, window, lo, tl.minimum(full_lo, hi), seq_len,
             table, key_base, value_base,
             stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-            D, D_PAD, DV, DV_PAD, PAGE, TILE, HAS_WINDOW, HAS_CAP, KV_FP8, PRECISION, True,
+            D, D_PAD, DV, DV_PAD, PAGE, TILE, HAS_WINDOW, HAS_CAP, KV_FP8, SAME_ROWS, PRECISION, True,
         )  # fmt: skip
     acc, total, peak = attend_range(
         acc, total, peak, q, score_scale, cap_log2, row_position, window, full_lo, full_hi, seq_len,
         table, key_base, value_base,
         stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-        D, D_PAD, DV, DV_PAD, PAGE, TILE, HAS_WINDOW, HAS_CAP, KV_FP8, PRECISION, False,
+        D, D_PAD, DV, DV_PAD, PAGE, TILE, HAS_WINDOW, HAS_CAP, KV_FP8, SAME_ROWS, PRECISION, False,
     )  # fmt: skip
     acc, total, peak = attend_range(
         acc, total, peak, q, score_scale, cap_log2, row_position, window, full_hi, hi, seq_len,
         table, key_base, value_base,
         stride_key_block, stride_key_token, stride_value_block, stride_value_token,
-        D, D_PAD, DV, DV_PAD, PAGE, TILE, HAS_WINDOW, HAS_CAP, KV_FP8, PRECISION, True,
+        D, D_PAD, DV, DV_PAD, PAGE, TILE, HAS_WINDOW, HAS_CAP, KV_FP8, SAME_ROWS, PRECISION, True,
     )  # fmt: skip
 
     result = acc / tl.where(total > 0.0, total, 1.0)[:, None]
