@@ -1,7 +1,7 @@
 import torch
 
 from pagefleet_server.core.sampling_params import SamplingParams
-from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput
+from pagefleet_server.core.step import Fork, ScheduledRequest, SchedulerOutput
 from pagefleet_server.runner.flat_batch import flatten
 
 PARAMS = SamplingParams(max_tokens=1)
@@ -25,3 +25,16 @@ def test_decodes_and_chunks_become_flat_arrays() -> None:
     assert [request.request_id for request in batch.sampled] == ["d", "l"]
     assert attention.seq_lens.dtype == attention.block_tables.dtype == attention.query_starts.dtype == torch.int32
     assert attention.slot_mapping.dtype == batch.token_ids.dtype == batch.logit_rows.dtype == torch.int64
+
+
+def test_forks_draw_from_the_row_of_their_leader() -> None:
+    other = SamplingParams(max_tokens=1, seed=7)
+    plain = ScheduledRequest("p", (7,), 17, (4, 9), True, PARAMS)
+    leader = ScheduledRequest("l", (5, 6), 0, (3,), True, PARAMS, forks=(Fork("f", other), Fork("g", PARAMS)))
+    batch = flatten(SchedulerOutput((plain, leader), 1, 3), block_size=16, device=CPU)
+    assert batch.logit_rows.tolist() == [0, 2]
+    assert [draw.request_id for draw in batch.sampled] == ["p", "l", "f", "g"]
+    assert batch.sampled[2].sampling is other
+    assert batch.draws_from is not None
+    assert batch.draws_from.tolist() == [0, 1, 1, 1]
+    assert flatten(SchedulerOutput((plain,), 1, 1), block_size=16, device=CPU).draws_from is None

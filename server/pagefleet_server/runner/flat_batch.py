@@ -1,6 +1,6 @@
 """A scheduled step as flat arrays, filled with numpy in one go and handed to torch without a copy."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -19,9 +19,11 @@ class FlatBatch:
     """int64 [T]."""
     attention: AttentionBatch
     logit_rows: torch.Tensor
-    """int64 [N]: rows whose logits are wanted, in the order of `sampled`."""
+    """int64 [N]: rows whose logits are wanted, each once."""
     sampled: tuple[ScheduledRequest, ...]
-    """The requests that draw a token."""
+    """The requests that draw a token; the forks of a request stand behind it, as requests of their own."""
+    draws_from: torch.Tensor | None
+    """int64 [len(sampled)]: index into the wanted logits of each draw; None when it is 0, 1, 2 ... (no forks)."""
 
 
 def flatten(step: SchedulerOutput, *, block_size: int, device: torch.device) -> FlatBatch:
@@ -46,6 +48,7 @@ def flatten(step: SchedulerOutput, *, block_size: int, device: torch.device) -> 
     seq_lens = starts + query_lens
     sampled_at = [index for index, request in enumerate(scheduled) if request.sample]
     logit_rows = query_starts[1:][sampled_at] - 1
+    draws_by_row = [_draws(scheduled[index]) for index in sampled_at]
 
     def on_device(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -63,5 +66,17 @@ def flatten(step: SchedulerOutput, *, block_size: int, device: torch.device) -> 
             max_seq_len=int(seq_lens.max(initial=0)),
         ),
         logit_rows=on_device(logit_rows),
-        sampled=tuple(scheduled[index] for index in sampled_at),
+        sampled=tuple(draw for draws in draws_by_row for draw in draws),
+        draws_from=on_device(np.repeat(np.arange(len(sampled_at)), [len(draws) for draws in draws_by_row]))
+        if any(scheduled[index].forks for index in sampled_at)
+        else None,
     )
+
+
+def _draws(request: ScheduledRequest) -> list[ScheduledRequest]:
+    """Who draws from the request's last row: itself, then its forks."""
+    forks = [
+        replace(request, request_id=fork.request_id, sampling=fork.sampling, history=fork.history, forks=())
+        for fork in request.forks
+    ]
+    return [request, *forks]

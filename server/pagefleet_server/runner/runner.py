@@ -49,6 +49,8 @@ class Runner:
     """Tokens of prompt and output: the model's limit, capped by the setting and by what the blocks hold."""
     start_seconds: Mapping[str, float]
     """Phase -> seconds it took."""
+    linear_backend: str = "torch"
+    """Who computes the linears: the kernel backend that packed them, or torch."""
 
     @property
     def block_size(self) -> int:
@@ -80,8 +82,13 @@ class Runner:
         """Compute a step. Raises StepError for NaN or infinite logits, KernelArgumentError for a broken batch."""
         batch = flatten(step, block_size=self.block_size, device=self.model.device)
         ops.check_batch(batch.attention, num_blocks=self.num_blocks + 1, block_size=self.block_size)
+        if step.copies:
+            for cache in self.caches:
+                ops.copy_blocks(self.backend, cache, step.copies)
         context = PagedContext(self.backend, self.caches, batch.attention)
         logits = self.model.forward(batch.token_ids, batch.positions, context, batch.logit_rows)
+        if batch.draws_from is not None:
+            logits = logits.index_select(0, batch.draws_from)
         try:
             return sample(logits, batch.sampled)
         except SamplingError as error:
@@ -106,7 +113,9 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     progress("load_weights", settings.model.model)
     model = load_model(settings.model)
     backend = _backend_for(model, settings.cache.block_size)
-    pack_linears(model.module, partial(ops.pack_linear, backend), dry_run=partial(check_module, model.module))
+    packed_bytes = pack_linears(
+        model.module, partial(ops.pack_linear, backend), dry_run=partial(check_module, model.module)
+    )
     dtype_name = str(model.dtype).removeprefix("torch.")
     weights = f"{model.num_weight_bytes} bytes of weights, {dtype_name}, {len(model.layers)} layers on {model.device}"
     now = timed("load_weights", weights, started)
@@ -116,7 +125,15 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     blocks = f"{plan.num_bytes} bytes of KV, {plan.num_blocks} blocks of {plan.block_size} tokens ({backend.name})"
     now = timed("allocate_kv", blocks, now)
 
-    runner = Runner(model, backend, caches, plan, _max_model_len(settings, model, plan), seconds)
+    runner = Runner(
+        model,
+        backend,
+        caches,
+        plan,
+        _max_model_len(settings, model, plan),
+        seconds,
+        linear_backend=backend.name if packed_bytes else "torch",
+    )
     for step in _warm_up_steps(runner, settings.scheduler.max_num_batched_tokens):
         runner.execute(step)
     timed("warm_up", f"{torch.get_num_threads()} threads, contexts up to {runner.max_model_len} tokens", now)

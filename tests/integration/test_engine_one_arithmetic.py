@@ -1,0 +1,151 @@
+"""The same request gets the same tokens and the same logprob bits whatever the scheduler does to it, on CPU."""
+
+import random
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from pagefleet_server.core.limits import SchedulerLimits
+from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.scheduler import Scheduler
+from pagefleet_server.core.step import TokenLogprobs
+from pagefleet_server.runner.runner import Runner, build_runner
+from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
+from support.stepping import quiet
+from support.tiny_models import write_tiny_llama
+
+BLOCK_SIZE = 16
+NUM_BLOCKS = 120
+LENGTHS = (1, 15, 16, 17, 31, 32, 33, 47, 64, 70)
+NUM_NEW_TOKENS = 20
+
+
+@dataclass
+class Trace:
+    """What one request got: bits, not approximations."""
+
+    token_ids: list[int] = field(default_factory=list)
+    logprobs: list[TokenLogprobs] = field(default_factory=list)
+
+
+@dataclass(frozen=True)
+class Wish:
+    prompt: list[int]
+    sampling: SamplingParams
+
+
+@pytest.fixture(scope="module", params=["float32", "bfloat16"])
+def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
+    path: Path = write_tiny_llama(tmp_path_factory.mktemp("llama"), seed=3)
+    settings = EngineSettings(
+        model=ModelSettings(model=str(path), device="cpu", dtype=request.param, threads=1),
+        cache=CacheSettings(block_size=BLOCK_SIZE, num_kv_blocks=NUM_BLOCKS),
+        scheduler=SchedulerSettings(max_num_batched_tokens=256),
+    )
+    return build_runner(settings, quiet)
+
+
+def wishes() -> list[Wish]:
+    """Greedy and drawn requests of awkward lengths; each pair of neighbours shares a prefix."""
+    rng = random.Random(5)
+    base = [rng.randrange(3, 320) for _ in range(max(LENGTHS))]
+    return [
+        Wish(
+            [*base[: length - 1], rng.randrange(3, 320)],
+            SamplingParams(
+                max_tokens=NUM_NEW_TOKENS,
+                temperature=0.0 if index % 2 else 0.9,
+                seed=index,
+                logprobs=3,
+                frequency_penalty=0.2 if index % 3 == 0 else 0.0,
+            ),
+        )
+        for index, length in enumerate(LENGTHS)
+    ]
+
+
+@dataclass
+class Played:
+    traces: list[Trace]
+    num_preemptions: int
+    num_chunks: int
+    hits_tokens: int
+    num_copies: int = 0
+
+
+def play(
+    runner: Runner,
+    groups: list[list[Wish]],
+    *,
+    num_blocks: int = NUM_BLOCKS,
+    max_num_seqs: int = 32,
+    max_num_batched_tokens: int = 256,
+    prefix_caching: bool = False,
+) -> Played:
+    scheduler = Scheduler(
+        SchedulerLimits(
+            num_blocks=num_blocks,
+            block_size=BLOCK_SIZE,
+            max_model_len=num_blocks * BLOCK_SIZE,
+            max_num_seqs=max_num_seqs,
+            max_num_batched_tokens=max_num_batched_tokens,
+        ),
+        prefix_caching=prefix_caching,
+    )
+    traces: dict[str, Trace] = {}
+    for group in groups:
+        ids = [str(len(traces) + index) for index in range(len(group))]
+        traces |= {request_id: Trace() for request_id in ids}
+        scheduler.add_group(ids, group[0].prompt, [wish.sampling for wish in group], arrival_time=0.0)
+    num_chunks = num_copies = 0
+    while (output := scheduler.schedule(0.0)) is not None:
+        num_chunks += sum(not row.sample for row in output.scheduled)
+        num_copies += len(output.copies)
+        for new in scheduler.update(output, runner.execute(output), 0.0):
+            assert new.logprobs is not None
+            traces[new.request_id].token_ids += new.token_ids
+            traces[new.request_id].logprobs += new.logprobs
+        scheduler.check_integrity()
+    counts = scheduler.counts()
+    assert counts.blocks_used == 0
+    return Played(list(traces.values()), counts.num_preemptions, num_chunks, counts.prefix_hits_tokens, num_copies)
+
+
+@pytest.fixture(scope="module")
+def alone(runner: Runner) -> list[Trace]:
+    return play(runner, [[wish] for wish in wishes()], max_num_seqs=1).traces
+
+
+def test_in_one_batch(runner: Runner, alone: list[Trace]) -> None:
+    assert play(runner, [[wish] for wish in wishes()]).traces == alone
+
+
+@pytest.mark.parametrize("budget", [4, 17, 33])
+def test_with_any_chunk_size(runner: Runner, alone: list[Trace], budget: int) -> None:
+    played = play(runner, [[wish] for wish in wishes()], max_num_seqs=4, max_num_batched_tokens=budget)
+    assert played.num_chunks > 0
+    assert played.traces == alone
+
+
+def test_after_preemption(runner: Runner, alone: list[Trace]) -> None:
+    played = play(runner, [[wish] for wish in [*wishes(), *wishes()]], num_blocks=9)
+    assert played.num_preemptions >= 3
+    assert played.traces == alone * 2
+
+
+def test_on_a_cache_hit(runner: Runner, alone: list[Trace]) -> None:
+    """Hits of the step itself, of earlier steps, and (second half) of whole earlier conversations."""
+    played = play(runner, [[wish] for wish in [*wishes(), *wishes()]], max_num_seqs=5, prefix_caching=True)
+    assert played.hits_tokens > 300
+    assert played.traces == alone * 2
+
+
+def test_in_a_fork(runner: Runner, alone: list[Trace]) -> None:
+    """Each wish thrice in a group with other seeds: the first draw comes from a shared row, then blocks are copied."""
+    groups = [[wish, *(Wish(wish.prompt, other.sampling) for other in wishes()[:2])] for wish in wishes()]
+    apart = play(runner, [[wish] for group in groups for wish in group], max_num_seqs=1).traces
+    played = play(runner, groups)
+    assert played.num_copies >= 2 * 7
+    assert played.traces == apart
+    assert played.traces[::3] == alone
