@@ -67,6 +67,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     attention_backend: str
     start_seconds: dict[str, float]
     """Phase -> seconds it took."""
+    linear_backend: str = ""
+    """Name for the metrics, as attention_backend."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):

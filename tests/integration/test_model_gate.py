@@ -177,6 +177,8 @@ def test_context_is_capped_by_flag_and_by_blocks(tmp_path: Path, blocks: int, as
     phases: list[str] = []
     runner = build_runner(settings, lambda phase, message: phases.append(phase))
     assert (runner.max_model_len, runner.num_blocks, runner.block_size) == (want, blocks, 16)
+    # Without a compiler the reference serves, and torch's own linears.
+    assert (runner.attention_backend, runner.linear_backend) in (("cpu", "cpu"), ("reference", "torch"))
     assert phases == ["load_weights", "load_weights", "allocate_kv", "warm_up"]
     assert set(runner.start_seconds) == {"load_weights", "allocate_kv", "warm_up"}
 
@@ -186,4 +188,5 @@ def test_model_that_the_fast_backend_cannot_hold_runs_on_the_reference(tmp_path:
         model=ModelSettings(model=str(write_tiny_llama(tmp_path)), device="cpu", dtype="float16", threads=1),
         cache=CacheSettings(num_kv_blocks=8),
     )
-    assert build_runner(settings, quiet).attention_backend == "reference"
+    runner = build_runner(settings, quiet)
+    assert (runner.attention_backend, runner.linear_backend) == ("reference", "torch")

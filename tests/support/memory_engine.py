@@ -45,6 +45,7 @@ class MemoryEngineRunner(KvMemoryRunner):
     eos_token_ids = (0,)
     vocab_size = VOCAB_SIZE
     attention_backend = "memory"
+    linear_backend = "memory"
 
     def __init__(self, settings: EngineSettings) -> None:
         assert settings.cache.num_kv_blocks is not None

@@ -125,6 +125,7 @@ def _ready(runner: Runner) -> Ready:
         vocab_size=runner.vocab_size,
         attention_backend=runner.attention_backend,
         start_seconds=dict(runner.start_seconds),
+        linear_backend=runner.linear_backend,
     )
 
 

@@ -38,6 +38,10 @@ class Runner(Protocol):
         """Name for the metrics."""
 
     @property
+    def linear_backend(self) -> str:
+        """Name for the metrics."""
+
+    @property
     def start_seconds(self) -> Mapping[str, float]:
         """Phase -> seconds it took."""
 
