@@ -46,6 +46,7 @@ def make_routes(prefix: str) -> list[web.RouteDef]:
         web.get(f"{prefix}/v1/models", status_routes.get_models),
         web.get(f"{prefix}/v1/models/{{model:.+}}", status_routes.get_model),
         web.get(f"{prefix}/version", status_routes.get_version),
+        web.get(f"{prefix}/openapi.json", status_routes.get_openapi),
         web.get(f"{prefix}/health", status_routes.get_health),
         web.get(f"{prefix}/livez", status_routes.get_livez),
         web.get(f"{prefix}/readyz", status_routes.get_readyz),

@@ -6,6 +6,7 @@ from importlib.metadata import version
 from aiohttp import web
 
 from pagefleet_server.api.errors import ForbiddenError
+from pagefleet_server.api.openapi import make_openapi
 from pagefleet_server.api.service import SERVICE, Service
 
 
@@ -63,6 +64,12 @@ async def get_model(request: web.Request) -> web.Response:
 async def get_version(request: web.Request) -> web.Response:
     """Of this server."""
     return web.json_response({"version": version("pagefleet")})
+
+
+async def get_openapi(request: web.Request) -> web.Response:
+    """Description of this API."""
+    root_path = request.app[SERVICE].settings.http.root_path
+    return web.json_response(make_openapi(version=version("pagefleet"), root_path=root_path))
 
 
 async def post_drain(request: web.Request) -> web.Response:
