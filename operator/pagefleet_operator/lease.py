@@ -150,7 +150,7 @@ class LeaseHolder:
         spec |= {
             "holderIdentity": holder,
             "renewTime": now,
-            "leaseDurationSeconds": int(self._settings.duration_seconds) if holder else 1,
+            "leaseDurationSeconds": self._settings.duration_seconds if holder else 1,
         }
         metadata = dict((lease or {}).get("metadata") or {"name": names.LEASE, "namespace": self.namespace})
         metadata.pop("managedFields", None)

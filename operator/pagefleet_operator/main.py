@@ -23,7 +23,7 @@ from pagefleet_operator.manager import Manager
 from pagefleet_operator.reconcile import Context
 from pagefleet_operator.resources import LLMDEPLOYMENTS
 from pagefleet_operator.scrape import Scraper
-from pagefleet_operator.settings import ChildSettings, OperatorSettings
+from pagefleet_operator.settings import ChildSettings, LeaseSettings, OperatorSettings
 from pagefleet_operator.store import Store
 from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.watch import build_registry
@@ -59,6 +59,13 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="HOST:PORT",
         help="serve /livez, /readyz and /metrics here; port 0 picks a free one and logs it (default: nowhere)",
     )
+    parser.add_argument(
+        "--lease-seconds",
+        type=_lease_seconds,
+        default=LeaseSettings().duration_seconds,
+        metavar="N",
+        help="a standby takes over this long after the leader fell silent, 3..300 (default: %(default)s)",
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(argv)
 
@@ -70,6 +77,12 @@ def _address(text: str) -> tuple[str, int]:
     return host.strip("[]"), int(port)
 
 
+def _lease_seconds(text: str) -> int:
+    if not text.isdigit() or not 3 <= int(text) <= 300:
+        raise argparse.ArgumentTypeError(f"{text!r} is no whole number of seconds between 3 and 300")
+    return int(text)
+
+
 def operator_settings(
     arguments: argparse.Namespace, environ: Mapping[str, str], default_namespace: str
 ) -> OperatorSettings:
@@ -79,7 +92,8 @@ def operator_settings(
     image = environ.get("PAGEFLEET_SERVER_IMAGE")
     if image:
         children = replace(children, server_image=image)
-    return OperatorSettings(namespaces=namespaces, children=children)
+    lease = LeaseSettings(duration_seconds=arguments.lease_seconds)
+    return OperatorSettings(namespaces=namespaces, children=children, lease=lease)
 
 
 async def wait_for_api(api: Api) -> None:
@@ -163,7 +177,7 @@ async def _lead(
     health.checks = {"watch": manager.watch_problem, "reconcile": manager.reconcile_problem}
     health.role = "leader"
     telemetry.leader.set(1)
-    manager.start()
+    await manager.start()
     logger.info("serving %s", ", ".join(settings.namespaces) or "all namespaces")
     try:
         return await _watch_until_the_end(manager, settings, holding)

@@ -18,6 +18,7 @@ MANAGED_BY_SELECTOR = f"{names.LABEL_MANAGED_BY}={names.FIELD_MANAGER}"
 """What the watches and lists of children are filtered by."""
 
 
+LIST_AGAIN_SECONDS = 2.0
 WATCH_GRACE_SECONDS = 2.0
 """What a list shows must come through the watch within this time."""
 MAX_BAD_RESYNCS = 2
@@ -33,6 +34,8 @@ class Manager:
         self._loops: dict[ObjectKey, ObjectLoop] = {}
         self._tasks: dict[ObjectKey, asyncio.Task[None]] = {}
         self._background: list[asyncio.Task[None]] = []
+        self._turns = asyncio.Semaphore(context.settings.reconcile.concurrency)
+        self._started = False
         self._stopping = False
         self._bad_resyncs = 0
         self.failed_event = asyncio.Event()
@@ -51,7 +54,7 @@ class Manager:
 
     def mark(self, key: ObjectKey) -> None:
         """The object needs a look; starts its loop if it has none."""
-        if self._stopping:
+        if self._stopping or not self._started:
             return
         if key not in self._loops:
             if self._context.store.get(LLMDEPLOYMENT, key) is None:
@@ -64,15 +67,25 @@ class Manager:
         for key in {*self._loops, *self._context.store.keys(LLMDEPLOYMENT)}:
             self.mark(key)
 
-    def start(self) -> None:
-        """Start the scraper and the periodic resync."""
+    async def start(self) -> None:
+        """List everything once, so that nothing is judged half seen; then start loops, scraper and resync."""
         context = self._context
+        while True:
+            try:
+                for listing in await self._list():
+                    listing.put(context.store)
+                break
+            except ApiError as error:
+                logger.warning("first list: %s; again in %.0f s", error, LIST_AGAIN_SECONDS)
+            await asyncio.sleep(LIST_AGAIN_SECONDS)
+        self._started = True
         self._background = [
             asyncio.create_task(context.scraper.run(lambda: targets(context.store), self.mark_all), name="scraper"),
             asyncio.create_task(self._resync_forever(), name="resync"),
         ]
         for task in self._background:
             task.add_done_callback(self._background_ended)
+        self.mark_all()
 
     async def stop(self) -> None:
         """End everything."""
@@ -83,7 +96,7 @@ class Manager:
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def _start_loop(self, key: ObjectKey) -> None:
-        self._loops[key] = ObjectLoop(key, self._context)
+        self._loops[key] = ObjectLoop(key, self._context, self._turns)
         task = asyncio.create_task(self._loops[key].run(), name=f"reconcile {key}")
         self._tasks[key] = task
         task.add_done_callback(lambda ended: self._loop_ended(key, ended))
@@ -113,14 +126,17 @@ class Manager:
         while True:
             await asyncio.sleep(settings.reconcile.resync_seconds)
             try:
-                listings = [
-                    await list_everything(self._context.api, namespace, MANAGED_BY_SELECTOR)
-                    for namespace in settings.namespaces or (None,)
-                ]
+                listings = await self._list()
             except ApiError as error:
                 logger.warning("resync: %s", error)
                 continue
             await self.resync(listings)
+
+    async def _list(self) -> list[Listing]:
+        return [
+            await list_everything(self._context.api, namespace, MANAGED_BY_SELECTOR)
+            for namespace in self._context.settings.namespaces or (None,)
+        ]
 
     async def resync(self, listings: list[Listing]) -> None:
         """Compare with fresh lists, give the watches a moment to bring what is on its way, then take the lists."""

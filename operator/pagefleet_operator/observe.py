@@ -1,5 +1,6 @@
 """Puts together what the store and the scraper know of one LLMDeployment."""
 
+import asyncio
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -34,13 +35,9 @@ def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: M
 
 async def find_children(api: Api, store: Store, key: ObjectKey) -> dict[str, Any]:
     """Objects of our name that the label-filtered watch cannot show, read one by one: absent ones are left out."""
-    found: dict[str, Any] = {}
-    for kind in CHILD_KINDS:
-        if store.get(kind, key) is None:
-            body = await api.get(CHILDREN[kind], key.namespace, key.name)
-            if body is not None:
-                found[kind] = body
-    return found
+    absent = [kind for kind in CHILD_KINDS if store.get(kind, key) is None]
+    bodies = await asyncio.gather(*(api.get(CHILDREN[kind], key.namespace, key.name) for kind in absent))
+    return {kind: body for kind, body in zip(absent, bodies, strict=True) if body is not None}
 
 
 def targets(store: Store) -> list[Target]:

@@ -65,8 +65,10 @@ class Memory:
 class ObjectLoop:
     """Reconciles one key until its object is gone."""
 
-    def __init__(self, key: ObjectKey, context: Context) -> None:
+    def __init__(self, key: ObjectKey, context: Context, turns: asyncio.Semaphore) -> None:
+        """`turns` bounds how many objects are reconciled at once."""
         self.key = key
+        self._turns = turns
         self._context = context
         self._dirty = asyncio.Event()
         self._memory: Memory | None = None
@@ -85,25 +87,36 @@ class ObjectLoop:
         due: float | None = None
         while True:
             await self._wait(due)
-            self._dirty.clear()
-            self.dirty_since = None
-            body = self._context.store.get(LLMDEPLOYMENT, self.key)
-            if body is None:
-                return
-            telemetry = self._context.telemetry
             try:
-                with telemetry.reconcile_seconds.time():
-                    due = await self.step(body)
+                async with self._turns:
+                    self._dirty.clear()
+                    self.dirty_since = None
+                    body = self._context.store.get(LLMDEPLOYMENT, self.key)
+                    if body is None:
+                        return
+                    due = await self._timed_step(body)
                 failures = 0
-                telemetry.reconciles.labels("ok").inc()
             except ApiError as error:
                 failures += 1
-                telemetry.reconciles.labels("conflict" if error.status == 409 else "error").inc()
                 pause = self._backoff(failures, error)
                 level = logging.DEBUG if error.status == 409 and failures < 5 else logging.WARNING
                 logger.log(level, "%s: %s; again in %.1f s", self.key, error, pause)
                 await asyncio.sleep(pause)
                 due = 0.0
+
+    async def _timed_step(self, body: Mapping[str, Any]) -> float | None:
+        telemetry = self._context.telemetry
+        result = "error"
+        try:
+            with telemetry.reconcile_seconds.time():
+                due = await self.step(body)
+            result = "ok"
+            return due
+        except ApiError as error:
+            result = "conflict" if error.status == 409 else "error"
+            raise
+        finally:
+            telemetry.reconciles.labels(result).inc()
 
     async def _wait(self, due_seconds: float | None) -> None:
         try:

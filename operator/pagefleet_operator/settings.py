@@ -48,6 +48,8 @@ class ReconcileSettings:
 
     resync_seconds: float = 120.0
     """Everything is listed afresh this often: it heals events that a watch lost."""
+    concurrency: int = 8
+    """Objects that are reconciled at once: an API server is never flooded, and the lease is renewed in time."""
     min_backoff_seconds: float = 0.5
     """Pause after the first failure; doubles with each further one."""
     max_backoff_seconds: float = 30.0
@@ -76,15 +78,28 @@ class ApiSettings:
 
 @dataclass(frozen=True, slots=True)
 class LeaseSettings:
-    """Leader election. A standby takes over at most duration + retry after the leader stopped renewing."""
+    """Leader election. A standby takes over at most duration + retry after the leader stopped renewing.
 
-    duration_seconds: float = 15.0
-    """How long others must see the lease unchanged before they may take it."""
-    renew_deadline_seconds: float = 8.0
-    """A leader that has not renewed for so long writes nothing any more and ends."""
-    write_timeout_seconds: float = 5.0
-    retry_seconds: float = 2.0
-    """Period of renewals and of tries to acquire."""
+    The other times are parts of the duration: a leader gives up long before another one may begin.
+    """
+
+    duration_seconds: int = 15
+    """How long others must see the lease unchanged before they may take it; 3..300."""
+
+    @property
+    def renew_deadline_seconds(self) -> float:
+        """A leader that has not renewed for so long writes nothing any more and ends."""
+        return self.duration_seconds * 8 / 15
+
+    @property
+    def write_timeout_seconds(self) -> float:
+        """Deadline of one write of the lease."""
+        return self.duration_seconds / 3
+
+    @property
+    def retry_seconds(self) -> float:
+        """Period of renewals and of tries to acquire."""
+        return self.duration_seconds * 2 / 15
 
 
 @dataclass(frozen=True, slots=True)

@@ -96,6 +96,7 @@ async def test_scales_out_on_need_and_in_after_the_window(cluster: OperatorClust
     await cluster.until(lambda: is_ready(1), "one replica")
     assert [pod["metadata"]["name"] for pod in await cluster.pods("elastic")] == [busy], "the busiest pod stays"
     status = (await cluster.llmd("elastic"))["status"]
+    assert [(row["name"], row["state"]) for row in status["pods"]] == [(busy, "Ready")]
     changes = [(item["from"], item["to"]) for item in status["autoscaling"]["decisions"]]
     assert (changes[0][0], changes[-1][1]) == (1, 1)
     assert status["autoscaling"]["lastScaleTime"] == status["autoscaling"]["decisions"][-1]["time"]

@@ -29,6 +29,8 @@ class RecordingProxy:
     seen: list[Seen] = field(default_factory=list)
     fault: Callable[[web.Request], web.Response | None] | None = None
     """Answers instead of the API server when it returns a response."""
+    is_cut: bool = False
+    """No answer at all: connections break."""
     url: str = ""
 
     async def __aenter__(self) -> Self:
@@ -52,7 +54,14 @@ class RecordingProxy:
         """Requests that were meant to change something."""
         return [seen for seen in self.seen if seen.method not in ("GET", "WATCH")]
 
+    def _cut(self, request: web.Request) -> bool:
+        if self.is_cut and request.transport is not None:
+            request.transport.abort()
+        return self.is_cut
+
     async def _handle(self, request: web.Request) -> web.StreamResponse:
+        if self._cut(request):
+            return web.Response()
         if self.fault is not None and (answer := self.fault(request)) is not None:
             self.seen.append(Seen(_verb(request), request.path, answer.status))
             return answer
@@ -67,6 +76,8 @@ class RecordingProxy:
             with contextlib.suppress(ConnectionResetError):  # the client went away
                 await response.prepare(request)
                 async for chunk in upstream.content.iter_any():
+                    if self._cut(request):
+                        break
                     await response.write(chunk)
                 await response.write_eof()
             return response

@@ -1,0 +1,271 @@
+"""The fault matrix: each fault ends in the named condition and a safe replica count, and touches nothing else."""
+
+import asyncio
+import re
+import signal
+from collections.abc import AsyncIterator, Awaitable, Callable
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+import pytest
+import pytest_asyncio
+from aiohttp import web
+
+from pagefleet_localcluster.client import DEPLOYMENTS, PODS
+from support.operator_cluster import LLMDS, OperatorCluster, OperatorProcess, operator_cluster
+from support.operator_objects import metrics_text
+
+pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
+QUICK = {"scaleDown": {"stabilizationWindowSeconds": 1}}
+FULL = {"used": 100, "waiting_blocks": 60, "running": 5, "waiting": 3}
+LEASE = ("--lease-seconds", "3")
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OperatorCluster]:
+    folder = tmp_path_factory.mktemp("faults")
+    async with operator_cluster(folder, *LEASE, "--listen", "127.0.0.1:0") as running:
+        yield running
+
+
+def text(body: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
+    async def answer(_: web.Request) -> web.StreamResponse:
+        return web.Response(text=body)
+
+    return answer
+
+
+async def fails(_: web.Request) -> web.StreamResponse:
+    return web.Response(status=500)
+
+
+async def hangs(_: web.Request) -> web.StreamResponse:
+    await asyncio.sleep(60)
+    return web.Response()
+
+
+async def never_ends(request: web.Request) -> web.StreamResponse:
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for _ in range(2000):  # about 125 MB
+        await response.write(b"#" * 65536)
+    return response
+
+
+HOSTILE = {
+    "html": text("<html>502</html>"),
+    "negative": text(metrics_text(running=-3)),
+    "nan": text(metrics_text(waiting_blocks=float("nan"))),
+    "huge": text(metrics_text(waiting_blocks=1e300)),
+    "renamed": text(metrics_text().replace("pagefleet_", "other_")),
+    "fails": fails,
+    "hangs": hangs,
+    "never-ends": never_ends,
+}
+
+
+async def test_hostile_metrics_are_that_pods_trouble_alone(cluster: OperatorCluster) -> None:
+    for name, answer in HOSTILE.items():
+        cluster.node.answers[name] = answer
+        await cluster.create({"replicas": 2, "autoscaling": {"maxReplicas": 5, "behavior": QUICK}}, name=name)
+    await cluster.create({"autoscaling": {"maxReplicas": 3, "behavior": QUICK}}, name="healthy")
+    cluster.node.loads["healthy"] = FULL
+    for name in HOSTILE:
+        await cluster.condition("Degraded", "True", name=name, reason="MetricsUnreachable")
+        await cluster.condition("ScalingActive", "False", name=name, reason="FailedGetMetrics")
+
+    async def grown() -> bool:
+        return bool((await cluster.llmd("healthy"))["status"]["ready"] == "3/3")
+
+    await cluster.until(grown, "the healthy one scales")
+    for name in HOSTILE:
+        found = await cluster.llmd(name)
+        assert found["spec"]["replicas"] == 2, name
+        assert {row["state"] for row in found["status"]["pods"]} == {"Unreachable"}, name
+        assert "kvBlocks" not in found["status"], name
+        await cluster.client.delete(LLMDS, name, "default")
+    await cluster.client.delete(LLMDS, "healthy", "default")
+
+
+async def test_pods_that_cannot_run_are_explained_and_hold_the_replicas(cluster: OperatorCluster) -> None:
+    await cluster.create({"resources": {"requests": {"cpu": "1000"}}}, name="too-big")
+    found = await cluster.condition("Degraded", "True", name="too-big", reason="Unschedulable")
+    assert "Insufficient cpu" in found["message"]
+    assert (await cluster.llmd("too-big"))["status"]["pods"][0]["state"] == "Unschedulable"
+    await cluster.client.delete(LLMDS, "too-big", "default")
+
+
+async def test_deleted_and_created_again_gets_children_of_its_own(cluster: OperatorCluster) -> None:
+    for _ in range(2):
+        created = await cluster.create({}, name="again")
+        await cluster.condition("Available", "True", name="again")
+        deployment = await cluster.get(DEPLOYMENTS, "again")
+        assert deployment is not None
+        assert deployment["metadata"]["ownerReferences"][0]["uid"] == created["metadata"]["uid"]
+        await cluster.client.delete(LLMDS, "again", "default")
+
+
+async def test_an_api_outage_holds_everything_and_is_caught_up(cluster: OperatorCluster) -> None:
+    await cluster.create({"replicas": 2}, name="steady")
+    await cluster.condition("Available", "True", name="steady")
+
+    def storm(request: web.Request) -> web.Response | None:
+        if "/leases/" in request.path:
+            return None
+        return web.Response(status=429, headers={"Retry-After": "1"}, text='{"reason": "TooManyRequests"}')
+
+    def broken(request: web.Request) -> web.Response | None:
+        return None if "/leases/" in request.path else web.Response(status=500, text="etcd is unwell")
+
+    for replicas, fault in ((3, storm), (1, broken)):
+        cluster.proxy.fault = fault
+        await cluster.client.patch(LLMDS, "steady", {"spec": {"replicas": replicas}}, "default")
+        await asyncio.sleep(2)
+        cluster.proxy.fault = None
+
+        async def followed(wanted: int = replicas) -> bool:
+            return len(await cluster.pods("steady")) == wanted
+
+        await cluster.until(followed, f"{replicas} replicas after the outage", seconds=60)
+    await cluster.client.delete(LLMDS, "steady", "default")
+
+
+async def test_a_partition_longer_than_the_lease_ends_the_operator_and_the_next_one_catches_up(
+    cluster: OperatorCluster,
+) -> None:
+    await cluster.create({"replicas": 2}, name="split")
+    await cluster.condition("Available", "True", name="split")
+    cluster.proxy.is_cut = True
+    process = cluster.operator.process
+    assert process is not None
+    async with asyncio.timeout(20):
+        assert await process.wait() == 2
+    assert len(await cluster.pods("split")) == 2, "serving needs no operator"
+    cluster.proxy.is_cut = False
+    await cluster.client.patch(LLMDS, "split", {"spec": {"replicas": 1}}, "default")
+    await cluster.operator.start()
+
+    async def followed() -> bool:
+        return len(await cluster.pods("split")) == 1
+
+    await cluster.until(followed, "the new operator's work")
+    await cluster.client.delete(LLMDS, "split", "default")
+
+
+SHRINK_STEPS = {
+    "before the decision is written": (r"/llmdeployments/killed/scale$", "PATCH"),
+    "before the victim is marked": (r"/pods/killed-", "PATCH"),
+    "before the Deployment shrinks": (r"/deployments/killed$", "PATCH"),
+    "before the status says so": (r"/llmdeployments/killed/status$", "PATCH"),
+}
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        pytest.param(step, marks=[] if step == "before the Deployment shrinks" else [pytest.mark.long])
+        for step in SHRINK_STEPS
+    ],
+)
+async def test_killed_at_any_step_of_a_scale_down_it_ends_right(cluster: OperatorCluster, step: str) -> None:
+    cluster.node.loads["killed"] = FULL
+    await cluster.create({"autoscaling": {"maxReplicas": 2, "behavior": QUICK}}, name="killed")
+
+    async def pods(wanted: int) -> bool:
+        status = (await cluster.llmd("killed")).get("status", {})
+        return len(await cluster.pods("killed")) == wanted and status.get("ready") == f"{wanted}/{wanted}"
+
+    await cluster.until(lambda: pods(2), "two replicas")
+    busy = sorted(pod["metadata"]["name"] for pod in await cluster.pods("killed"))[0]
+    pattern, method = SHRINK_STEPS[step]
+    process = cluster.operator.process
+    assert process is not None
+
+    def kill(request: web.Request) -> web.Response | None:
+        if request.method == method and re.search(pattern, request.path):
+            cluster.proxy.fault = None
+            process.send_signal(signal.SIGKILL)
+            return web.Response(status=500)
+        return None
+
+    cluster.proxy.fault = kill
+    cluster.node.loads |= {"killed": {}, busy: {"used": 5, "running": 1}}
+    async with asyncio.timeout(30):
+        await process.wait()
+    await cluster.operator.start()
+    await cluster.until(lambda: pods(1), "one replica", seconds=30)
+    assert [pod["metadata"]["name"] for pod in await cluster.pods("killed")] == [busy]
+    await cluster.client.delete(LLMDS, "killed", "default")
+
+    async def gone() -> bool:
+        return await cluster.get(DEPLOYMENTS, "killed") is None
+
+    await cluster.until(gone, "children collected")
+
+
+async def test_a_stopped_leader_is_followed_and_writes_nothing_when_it_wakes(
+    cluster: OperatorCluster, tmp_path: Path
+) -> None:
+    standby = OperatorProcess(cluster.operator.kubeconfig, tmp_path / "standby.log", LEASE)
+    await standby.start()
+    leader = cluster.operator.process
+    assert leader is not None
+    try:
+        await cluster.create({"replicas": 1}, name="fenced")
+        await cluster.condition("Available", "True", name="fenced")
+        leader.send_signal(signal.SIGSTOP)
+        await cluster.client.patch(LLMDS, "fenced", {"spec": {"replicas": 2}}, "default")
+
+        async def followed() -> bool:
+            return len(await cluster.pods("fenced")) == 2
+
+        await cluster.until(followed, "the standby took over", seconds=30)
+        leader.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(15):
+            assert await leader.wait() == 2
+        assert len(await cluster.pods("fenced")) == 2
+        await cluster.client.delete(LLMDS, "fenced", "default")
+    finally:
+        await standby.stop()
+        await cluster.operator.start()
+
+
+async def operator_metrics(cluster: OperatorCluster) -> str:
+    found = re.findall(r"health and metrics on port (\d+)", cluster.operator.log.read_text())
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{found[-1]}/metrics") as response:
+        return await response.text()
+
+
+def quantile(text: str, part: float) -> float:
+    """Upper bound of the bucket that holds this part of pagefleet_operator_reconcile_seconds."""
+    rows = re.findall(r'pagefleet_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
+    buckets = [(float(bound), float(count)) for bound, count in rows]
+    return next(bound for bound, count in buckets if count >= part * buckets[-1][1])
+
+
+@pytest.mark.long
+async def test_two_hundred_objects_at_once(cluster: OperatorCluster) -> None:
+    await cluster.operator.stop()
+    cluster.operator.arguments = cluster.operator.arguments[2:]  # the usual lease
+    await cluster.operator.start()
+    names = [f"many-{index}" for index in range(200)]
+    await asyncio.gather(*(cluster.create({"replicas": 0}, name=name) for name in names))
+
+    async def all_stopped() -> bool:
+        found = (await cluster.client.list(LLMDS, "default"))["items"]
+        phases = [item.get("status", {}).get("phase") for item in found if item["metadata"]["name"] in names]
+        return phases.count("Stopped") == 200
+
+    await cluster.until(all_stopped, "200 objects in their final phase", seconds=90)
+    process: Any = cluster.operator.process
+    assert psutil.Process(process.pid).memory_info().rss < 250e6
+    settled = await operator_metrics(cluster)
+    # API server, controllers and proxy share this machine with the operator: what is left is mostly their time.
+    assert quantile(settled, 0.5) <= 0.05
+    assert quantile(settled, 0.95) <= 1.0
+    assert "pagefleet_operator_objects 200.0" in settled
+    await asyncio.gather(*(cluster.client.delete(LLMDS, name, "default") for name in names))
+    left = await cluster.client.list(PODS, "default", labelSelector="pagefleet.dev/llmdeployment=many-0")
+    assert left["items"] == []
