@@ -3,13 +3,14 @@
 import asyncio
 import contextlib
 import logging
+import platform
 import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
 
 from pagefleet_localcluster.client import EVENTS, UNREACHABLE, ApiError, Client
-from pagefleet_localcluster.objects import Object, format_time, name_of
+from pagefleet_localcluster.objects import Object, format_micro_time, format_time, name_of
 
 logger = logging.getLogger(__name__)
 
@@ -41,16 +42,30 @@ class EventRecorder:
         self._buckets: OrderedDict[str, _Bucket] = OrderedDict()
 
     def record(
-        self, obj: Object, api_version: str, kind: str, *, type: str, reason: str, message: str, field: str = ""
+        self,
+        obj: Object,
+        api_version: str,
+        kind: str,
+        *,
+        type: str,
+        reason: str,
+        message: str,
+        field: str = "",
+        action: str = "",
     ) -> None:
-        """Note that `reason` happened to `obj` (`field`: the part of it, such as a container)."""
+        """Note that `reason` happened to `obj` (`field`: the part of it, such as a container).
+
+        With an `action` the event has the form of events.k8s.io, as the scheduler's have."""
         now = self._clock()
         metadata = obj["metadata"]
         if not self._take_token(metadata["uid"], now):
             return
-        name = f"{name_of(obj)}.{time.time_ns():x}"
-        event = {
-            "metadata": {"name": name, "namespace": metadata.get("namespace") or "default"},
+        component, host = self._source["component"], self._source.get("host", "")
+        event: Object = {
+            "metadata": {
+                "name": f"{name_of(obj)}.{time.time_ns():x}",
+                "namespace": metadata.get("namespace") or "default",
+            },
             "involvedObject": {
                 "apiVersion": api_version,
                 "kind": kind,
@@ -63,13 +78,19 @@ class EventRecorder:
             "type": type,
             "reason": reason,
             "message": message[:1024],
-            "source": self._source,
-            "reportingComponent": self._source["component"],
-            "reportingInstance": self._source.get("host", ""),
-            "firstTimestamp": format_time(now),
-            "lastTimestamp": format_time(now),
-            "count": 1,
+            "reportingComponent": component,
         }
+        if action:
+            event |= {
+                "action": action,
+                "eventTime": format_micro_time(now),
+                "source": {},
+                "reportingInstance": f"{component}-{platform.node()}",
+            }
+        else:
+            moment = format_time(now)
+            event |= {"source": self._source, "reportingInstance": host, "count": 1}
+            event |= {"firstTimestamp": moment, "lastTimestamp": moment}
         with contextlib.suppress(asyncio.QueueFull):
             self._pending.put_nowait((metadata["uid"], event))
 
@@ -90,7 +111,9 @@ class EventRecorder:
         known = self._known.pop(same, None)
         if known is not None:
             name, count = known[0], known[1] + 1
-            body = {"count": count, "lastTimestamp": event["lastTimestamp"]}
+            body: Object = {"count": count, "lastTimestamp": event.get("lastTimestamp")}
+            if "action" in event:
+                body = {"series": {"count": count, "lastObservedTime": event["eventTime"]}}
             try:
                 await self._client.patch(EVENTS, name, body, namespace)
                 self._known[same] = (name, count)

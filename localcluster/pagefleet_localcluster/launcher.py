@@ -1,6 +1,7 @@
 """A whole local cluster in one process: API server, controllers, service proxy, nodes."""
 
 import asyncio
+import contextlib
 import logging
 import random
 import secrets
@@ -72,6 +73,8 @@ class LocalCluster:
         self.nodes: dict[str, Node] = {}
         self._api = ApiServer(HOST, settings.port, secrets.token_hex(16), settings.data_directory)
         self._client: Client | None = None
+        self._kubeconfig = Kubeconfig("")
+        self._open = contextlib.AsyncExitStack()
         self._manager_task: asyncio.Task[None] | None = None
         self._node_tasks: dict[str, asyncio.Task[None]] = {}
 
@@ -103,28 +106,32 @@ class LocalCluster:
     async def _start(self) -> None:
         self.settings.directory.mkdir(parents=True, exist_ok=True)
         await self._api.start()
-        kubeconfig = Kubeconfig(self._api.kubeconfig_url)
-        kubeconfig.write(self.kubeconfig_path, name="pagefleet-local")
-        self._client = await Client(kubeconfig).__aenter__()
-        rng = random.Random()
+        self._kubeconfig = Kubeconfig(self._api.kubeconfig_url)
+        self._kubeconfig.write(self.kubeconfig_path, name="pagefleet-local")
+        self._client = await self._connect("pagefleet-local")
         manager = ControllerManager(
-            self._client,
+            await self._connect("kube-controller-manager"),
+            scheduler_client=await self._connect("kube-scheduler"),
             claims_directory=self.settings.directory / "shared" / "claims",
-            rng=rng,
+            rng=random.Random(),
             node_grace_seconds=self.settings.node_grace_seconds,
         )
         self._manager_task = asyncio.create_task(manager.run())
         for index in range(self.settings.nodes):
-            self.start_node(index)
+            await self.start_node(index)
         async with asyncio.timeout(START_SECONDS):
             await asyncio.gather(*(self._node_ready(name) for name in self.nodes))
 
-    def start_node(self, index: int) -> Node:
+    async def start_node(self, index: int) -> Node:
         """Start the process node `local-INDEX`."""
-        node = Node(self.settings.node(index), self.client, rng=random.Random())
+        node = Node(self.settings.node(index), await self._connect("kubelet"), rng=random.Random())
         self.nodes[node.settings.name] = node
         self._node_tasks[node.settings.name] = asyncio.create_task(node.run())
         return node
+
+    async def _connect(self, component: str) -> Client:
+        """A client under the name that managedFields show for this component of a real cluster."""
+        return await self._open.enter_async_context(Client(self._kubeconfig, user_agent=component))
 
     async def wait(self) -> None:
         """Return when a part of the cluster has failed (its exception is raised)."""
@@ -138,9 +145,8 @@ class LocalCluster:
         if self._manager_task is not None:
             await _cancel(self._manager_task)
         await asyncio.gather(*(self.stop_node(name) for name in list(self.nodes)))
-        if self._client is not None:
-            await self._client.__aexit__(None, None, None)
-            self._client = None
+        self._client = None
+        await self._open.aclose()
         await self._api.stop()
         self.kubeconfig_path.unlink(missing_ok=True)
 

@@ -24,6 +24,7 @@ from support.local_cluster import (
     running_cluster,
 )
 
+DOCUMENTATION = (Path(__file__).resolve().parents[2] / "docs" / "localcluster.md").read_text()
 LOCAL = [sys.executable, "-m", "pagefleet_localcluster.main"]
 
 
@@ -167,6 +168,25 @@ async def test_up_status_kubeconfig_and_down(tmp_path: Path) -> None:
     assert (code, text) == (0, "stopped\n")
     assert processes_naming(tmp_path) == []
     assert files_below(tmp_path) == ["cluster.log"]
+
+
+async def test_the_documented_commands_work_as_written(tmp_path: Path) -> None:
+    """The first console block of docs/localcluster.md, line by line, in a fresh folder."""
+    block = DOCUMENTATION.split("```console\n")[1].split("```")[0]
+    script = "set -e\n" + "\n".join(line.removeprefix("$ ") for line in block.splitlines())
+    path = f"{Path(sys.executable).parent}:/usr/bin:/bin"
+    shell = await asyncio.create_subprocess_exec(
+        *("bash", "-c", script),
+        cwd=tmp_path,
+        env={"PATH": path, "HOME": str(tmp_path)},
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.STDOUT,
+    )
+    output, _ = await shell.communicate()
+    said = output.decode()
+    assert shell.returncode == 0, said
+    assert re.search(r"local-0 +Ready.*\nlocal-1 +Ready", said) and said.endswith("stopped\n")
+    assert processes_naming(tmp_path) == []
 
 
 async def test_a_killed_cluster_leaves_nothing_that_down_does_not_end(tmp_path: Path) -> None:

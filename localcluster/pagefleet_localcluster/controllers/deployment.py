@@ -70,12 +70,14 @@ class DeploymentController:
             await self._resize(deployment, namespace, resize)
         for name in plan.delete:
             await self._client.delete(REPLICA_SETS, name, namespace)
-        if plan.revision is not None and annotations_of(deployment).get(REVISION) != plan.revision:
-            patch = {"metadata": {"annotations": {REVISION: plan.revision}}}
-            deployment = await self._client.patch(DEPLOYMENTS, name_of(deployment), patch, namespace)
-            self._deployments.record(deployment)
-        if plan.status != deployment.get("status"):
-            body = {**self._deployments.objects.get(key_of(deployment), deployment), "status": plan.status}
+        annotations = annotations_of(deployment)
+        if plan.revision is not None:
+            annotations = {**annotations, REVISION: plan.revision}
+        if plan.status != deployment.get("status") or annotations != annotations_of(deployment):
+            # One write for both, as Kubernetes' controller does: the status of a Deployment takes annotations along.
+            latest = self._deployments.objects.get(key_of(deployment), deployment)
+            metadata = {**latest["metadata"], "annotations": annotations}
+            body = {**latest, "metadata": metadata, "status": plan.status}
             self._deployments.record(await self._client.replace(DEPLOYMENTS, body, "status"))
 
     async def _create(self, deployment: Object, namespace: str, body: Object) -> bool:

@@ -135,7 +135,7 @@ def _introduce(deployment: Object, old: Sequence[Object], status: Object, now: f
         },
         "spec": {
             "replicas": new_size(deployment, None, old),
-            "minReadySeconds": deployment["spec"].get("minReadySeconds", 0),
+            **({"minReadySeconds": wait} if (wait := deployment["spec"].get("minReadySeconds", 0)) else {}),
             "selector": selector,
             "template": template,
         },

@@ -37,6 +37,7 @@ class ControllerManager:
         self,
         client: Client,
         *,
+        scheduler_client: Client | None = None,
         claims_directory: Path,
         rng: random.Random,
         node_grace_seconds: float = 40.0,
@@ -53,7 +54,7 @@ class ControllerManager:
 
         deployment = DeploymentController(client, self.deployments, self.replica_sets, self.pods, clock)
         replica_set = ReplicaSetController(client, self.replica_sets, self.pods, clock)
-        scheduler = self._scheduler = Scheduler(client, self.pods, self.nodes, self.claims, clock)
+        scheduler = self._scheduler = Scheduler(scheduler_client or client, self.pods, self.nodes, self.claims, clock)
         endpoints = EndpointsController(client, self.services, self.pods, self.slices)
         budget = DisruptionController(client, self.budgets, self.pods, self.replica_sets, self.deployments, clock)
         node = NodeLifecycleController(client, self.nodes, self.pods, grace_seconds=node_grace_seconds, clock=clock)

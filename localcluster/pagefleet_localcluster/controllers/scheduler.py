@@ -95,7 +95,8 @@ class Scheduler:
         self._pods.record(patched)
 
     def _say(self, pod: Object, type: str, reason: str, message: str) -> None:
-        self.events.record(pod, "v1", "Pod", type=type, reason=reason, message=message)
+        action = "Binding" if reason == "Scheduled" else "Scheduling"
+        self.events.record(pod, "v1", "Pod", type=type, reason=reason, message=message, action=action)
 
 
 def needs_node(pod: Object) -> bool:
