@@ -18,6 +18,7 @@ MODULES: Mapping[str, str] = MappingProxyType(
     {
         "triton": "pagefleet_kernels.triton",
         "cpu": "pagefleet_kernels.cpu",
+        "varlen": "pagefleet_kernels.varlen",
         "reference": "pagefleet_kernels.reference",
     }
 )

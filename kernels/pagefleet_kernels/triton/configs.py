@@ -60,7 +60,7 @@ def prefill_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int
     """kv_bytes: bytes of one stored element; 4 is float32, for tests and for models that insist."""
     narrowest, widest = sorted((pow2(head_dim), pow2(v_head_dim)))
     large = device.shared_bytes >= LARGE_SHARED_BYTES
-    rows, tile, num_stages = 128, 64, 3
+    rows, tile, num_stages = 128, 64, 3 if large else 2
     if device.capability == 0:
         rows = 64
     elif kv_bytes > 2:
