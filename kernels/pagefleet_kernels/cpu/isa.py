@@ -25,13 +25,22 @@ class InstructionSet:
 
 AVX512_BF16 = InstructionSet(
     name="avx512bf16",
-    cpu_flags=frozenset({"avx2", "fma", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}),
-    compiler_flags=("-mavx2", "-mfma", "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mavx512bf16"),
+    cpu_flags=frozenset({"avx2", "fma", "popcnt", "avx512f", "avx512bw", "avx512dq", "avx512vl", "avx512_bf16"}),
+    compiler_flags=(
+        "-mavx2",
+        "-mfma",
+        "-mavx512f",
+        "-mavx512bw",
+        "-mavx512dq",
+        "-mavx512vl",
+        "-mavx512bf16",
+        "-mpopcnt",
+    ),
 )
 AVX2 = InstructionSet(
     name="avx2",
-    cpu_flags=frozenset({"avx2", "fma"}),
-    compiler_flags=("-mavx2", "-mfma"),
+    cpu_flags=frozenset({"avx2", "fma", "popcnt"}),
+    compiler_flags=("-mavx2", "-mfma", "-mpopcnt"),
 )
 INSTRUCTION_SETS = (AVX512_BF16, AVX2)
 """Best first."""

@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <functional>
 #include <limits>
 #include <vector>
 
@@ -44,113 +45,204 @@ int argmax(const T* row, int count) {
     return 0;
 }
 
-struct Candidate {
-    float weight;
-    int id;
-    // Likelier first; among equals the lower id.
-    bool operator<(const Candidate& other) const {
-        return weight != other.weight ? weight > other.weight : id < other.id;
+// Floats in rising order as unsigned integers, and back: halving a range of keys always ends.
+inline uint32_t key_of(float x) {
+    uint32_t bits;
+    std::memcpy(&bits, &x, 4);
+    return (bits & 0x80000000u) != 0 ? ~bits : bits | 0x80000000u;
+}
+inline float value_of(uint32_t key) {
+    uint32_t bits = (key & 0x80000000u) != 0 ? key & 0x7fffffffu : ~key;
+    float x;
+    std::memcpy(&x, &bits, 4);
+    return x;
+}
+
+// What the values >= some bound amount to: how many they are, and their sum or again their number.
+struct Above {
+    double amount;
+    int count;
+};
+
+// Values >= low amount to at least a target, values >= high do not.
+struct Bracket {
+    float low, high;
+    Above at_low, at_high;
+
+    // Halve until few values lie in [low, high), or one: true then, all of them are equal.
+    template <class Measure>
+    bool narrow(const Measure& measure, double target) {
+        constexpr int kFew = 128;
+        while (at_low.count - at_high.count > kFew) {
+            uint32_t a = key_of(low), b = key_of(high);
+            if (b - a <= 1) return true;
+            float middle = value_of(a + (b - a) / 2);
+            Above found = measure(middle);
+            if (found.amount >= target) {
+                low = middle;
+                at_low = found;
+            } else {
+                high = middle;
+                at_high = found;
+            }
+        }
+        return false;
     }
 };
 
-// How many of the likeliest candidates it takes until their weights reach `target`; at least one. Reorders them so that
-// those come first. Halves the range at every step: linear time.
-inline size_t nucleus(std::vector<Candidate>& candidates, double target) {
-    constexpr size_t kSmall = 64;
-    size_t low = 0, high = candidates.size();
-    double mass = 0.0;  // of the candidates before `low`, which all belong
-    auto at = [&](size_t index) { return candidates.begin() + static_cast<std::ptrdiff_t>(index); };
-    while (high - low > kSmall) {
-        size_t middle = low + (high - low) / 2;
-        std::nth_element(at(low), at(middle), at(high));
-        double part = 0.0;
-        for (size_t i = low; i < middle; ++i) part += candidates[i].weight;
-        if (mass + part >= target) {
-            high = middle;
-        } else {
-            mass += part;
-            low = middle;
+// The k-th largest of a row whose largest is `largest`; 0 < k <= count.
+template <class T>
+float kth_largest(const T* row, int count, float largest, int k, std::vector<float>& between) {
+    auto measure = [&](float bound) {
+        int found = 0;
+        for (int i = 0; i < count; i += kLanes) {
+            int n = std::min(kLanes, count - i);
+            found += __builtin_popcount(at_least(load_part(row + i, n), set1(bound)) & lane_mask(0, n));
+        }
+        return Above{static_cast<double>(found), found};
+    };
+    const float infinity = std::numeric_limits<float>::infinity();
+    Bracket bracket{largest, infinity, measure(largest), {0.0, 0}};
+    // Down from the largest in growing steps.
+    for (float step = 1.0f; bracket.at_low.count < k; step *= 2.0f) {
+        bracket.high = bracket.low;
+        bracket.at_high = bracket.at_low;
+        bracket.low = step < 1e6f ? largest - step : -infinity;
+        bracket.at_low = measure(bracket.low);
+    }
+    if (bracket.narrow(measure, k)) return bracket.low;
+    between.clear();
+    for (int i = 0; i < count; ++i) {
+        float x = to_float(row[i]);
+        if (x >= bracket.low && x < bracket.high) between.push_back(x);
+    }
+    auto wanted = between.begin() + (k - bracket.at_high.count - 1);
+    std::nth_element(between.begin(), wanted, between.end(), std::greater<float>());
+    return *wanted;
+}
+
+// Weights of a row, padded with zeros to whole blocks.
+class Weights {
+   public:
+    // exp((logit - largest) / temperature); zero for logits below `lowest` and for weights below min_p.
+    template <class T>
+    void set(const T* row, int count, float largest, float temperature, float lowest, float min_p) {
+        count_ = count;
+        values_.assign(static_cast<size_t>((count + kBlock - 1) / kBlock * kBlock), 0.0f);
+        Vec scale = set1(kLog2E / temperature), base = set1(largest);
+        for (int i = 0; i < count; i += kLanes) {
+            int n = std::min(kLanes, count - i);
+            Vec x = load_part(row + i, n);
+            Vec w = exp2((x - base) * scale);
+            uint32_t kept = at_least(x, set1(lowest)) & at_least(w, set1(min_p));
+            store_part(values_.data() + i, select(kept, w, set1(0.0f)), n);
         }
     }
-    std::sort(at(low), at(high));
-    for (size_t i = low; i < high; ++i) {
-        mass += candidates[i].weight;
-        if (mass >= target) return i + 1;
-    }
-    return std::max<size_t>(high, 1);
-}
 
-// Weights exp((logit - largest) / temperature) of a row, in `weights`; zero for what top-k and min-p drop.
-template <class T>
-void weigh(const T* row, int count, float largest, float temperature, int top_k, float min_p,
-           std::vector<float>& weights, std::vector<float>& scratch) {
-    weights.resize(static_cast<size_t>(count));
-    float lowest = -std::numeric_limits<float>::infinity();
-    if (top_k > 0 && top_k < count) {
-        scratch.resize(static_cast<size_t>(count));
-        for (int i = 0; i < count; ++i) scratch[static_cast<size_t>(i)] = to_float(row[i]);
-        std::nth_element(scratch.begin(), scratch.begin() + (top_k - 1), scratch.end(), std::greater<float>());
-        lowest = scratch[static_cast<size_t>(top_k - 1)];  // its equals are all kept
+    double total() const {
+        double sum = 0.0;
+        for (int i = 0; i < static_cast<int>(values_.size()); i += kBlock) sum += block_sum(i);
+        return sum;
     }
-    Vec scale = set1(kLog2E / temperature), base = set1(largest);
-    for (int i = 0; i < count; i += kLanes) {
-        int n = std::min(kLanes, count - i);
-        Vec x = load_part(row + i, n);
-        Vec w = exp2((x - base) * scale);
-        uint32_t kept = at_least(x, set1(lowest)) & at_least(w, set1(min_p));
-        store_part(weights.data() + i, select(kept, w, set1(0.0f)), n);
-    }
-}
 
-inline double total_of(const std::vector<float>& weights) {
-    double total = 0.0;
-    for (size_t i = 0; i < weights.size(); i += kLanes) {
-        int n = static_cast<int>(std::min<size_t>(kLanes, weights.size() - i));
-        total += reduce_add(load_part(weights.data() + i, n));
+    // Zero all but the likeliest, lower ids first among equals, that it takes to reach `share` of the total; at least
+    // one stays.
+    void keep_nucleus(double share) {
+        double all = total(), target = share * all;
+        // What weighs less than this, taken together, cannot be needed.
+        float floor = static_cast<float>((1.0 - share) * all / count_ * 0.999);
+        auto measure = [this](float bound) { return above(bound); };
+        Bracket bracket{floor, 2.0f, above(floor), {0.0, 0}};  // the largest weight is 1
+        bool equal = bracket.narrow(measure, target);
+        candidates_.clear();
+        for (int i = 0; i < count_; ++i) {
+            float& w = values_[static_cast<size_t>(i)];
+            if (w >= bracket.high) continue;
+            if (w >= bracket.low && w > 0.0f) candidates_.push_back({w, i});
+            w = 0.0f;
+        }
+        if (!equal) std::sort(candidates_.begin(), candidates_.end());
+        double mass = bracket.at_high.amount;
+        for (const Candidate& candidate : candidates_) {
+            if (mass >= target && mass > 0.0) break;
+            values_[static_cast<size_t>(candidate.id)] = candidate.weight;
+            mass += candidate.weight;
+        }
     }
-    return total;
-}
+
+    // The first token at which the running sum, in id order, passes `share` of the total.
+    int pick(double share) const {
+        double target = share * total(), sum = 0.0;
+        for (int i = 0; i < count_; i += kBlock) {
+            double part = block_sum(i);
+            if (sum + part <= target) {
+                sum += part;
+                continue;
+            }
+            for (int j = i; j < i + kBlock && j < count_; ++j) {
+                float w = values_[static_cast<size_t>(j)];
+                sum += w;
+                if (w > 0.0f && sum > target) return j;
+            }
+        }
+        // Rounding left the sum a hair short: the last one kept.
+        int last = count_ - 1;
+        while (values_[static_cast<size_t>(last)] == 0.0f) --last;
+        return last;
+    }
+
+   private:
+    static constexpr int kBlock = 8 * kLanes;
+
+    struct Candidate {
+        float weight;
+        int id;
+        // Likelier first; among equals the lower id.
+        bool operator<(const Candidate& other) const {
+            return weight != other.weight ? weight > other.weight : id < other.id;
+        }
+    };
+
+    // In the order of above().
+    double block_sum(int start) const {
+        Vec sum = set1(0.0f);
+        for (int i = start; i < start + kBlock; i += kLanes) sum = sum + load(values_.data() + i);
+        return reduce_add(sum);
+    }
+
+    // Sum and number of weights >= bound. Rounding never makes a lower bound's sum smaller.
+    Above above(float bound) const {
+        Above found{0.0, 0};
+        for (size_t start = 0; start < values_.size(); start += kBlock) {
+            Vec sum = set1(0.0f);
+            for (size_t i = start; i < start + kBlock; i += kLanes) {
+                Vec w = load(values_.data() + i);
+                uint32_t kept = at_least(w, set1(bound));
+                sum = sum + select(kept, w, set1(0.0f));
+                found.count += __builtin_popcount(kept);
+            }
+            found.amount += reduce_add(sum);
+        }
+        return found;
+    }
+
+    int count_ = 0;
+    std::vector<float> values_;
+    std::vector<Candidate> candidates_;
+};
 
 template <class T>
 int draw(const T* row, int count, float temperature, int top_k, float top_p, float min_p, double uniform) {
-    static thread_local std::vector<float> weights, scratch;
-    static thread_local std::vector<Candidate> candidates;
+    static thread_local Weights weights;
+    static thread_local std::vector<float> scratch;
     int best = argmax(row, count);
     float largest = to_float(row[best]);
     if (!(largest - largest == 0.0f)) return best;  // NaN or infinite: there is nothing to draw from
-    weigh(row, count, largest, temperature, top_k, min_p, weights, scratch);
-    double total = total_of(weights);
-    if (top_p < 1.0f) {
-        // What weighs less than this, taken together, cannot be needed to reach top_p.
-        float floor = static_cast<float>((1.0 - top_p) * total / count * 0.999);
-        candidates.clear();
-        for (int i = 0; i < count; ++i)
-            if (weights[static_cast<size_t>(i)] > 0.0f && weights[static_cast<size_t>(i)] >= floor)
-                candidates.push_back({weights[static_cast<size_t>(i)], i});
-        size_t kept = nucleus(candidates, top_p * total);
-        std::fill(weights.begin(), weights.end(), 0.0f);
-        for (size_t i = 0; i < kept; ++i) weights[static_cast<size_t>(candidates[i].id)] = candidates[i].weight;
-        total = total_of(weights);
-    }
-    // The token at which the running sum, in id order, passes its share.
-    double target = uniform * total, sum = 0.0;
-    for (int i = 0; i < count; i += kLanes) {
-        int n = std::min(kLanes, count - i);
-        double part = reduce_add(load_part(weights.data() + i, n));
-        if (sum + part <= target) {
-            sum += part;
-            continue;
-        }
-        for (int j = i; j < i + n; ++j) {
-            float w = weights[static_cast<size_t>(j)];
-            sum += w;
-            if (w > 0.0f && sum > target) return j;
-        }
-    }
-    // Rounding left the sum a hair short: the last one kept.
-    int last = count - 1;
-    while (weights[static_cast<size_t>(last)] == 0.0f) --last;
-    return last;
+    float lowest = -std::numeric_limits<float>::infinity();
+    if (top_k > 0 && top_k < count) lowest = kth_largest(row, count, largest, top_k, scratch);
+    weights.set(row, count, largest, temperature, lowest, min_p);
+    if (top_p < 1.0f) weights.keep_nucleus(top_p);
+    return weights.pick(uniform);
 }
 
 template <class T>
