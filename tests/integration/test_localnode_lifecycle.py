@@ -144,6 +144,28 @@ async def test_pods_of_a_deleted_node_are_forgotten(tmp_path: Path) -> None:
         await eventually(moved)
 
 
+async def test_pods_go_on_after_a_restart_of_the_cluster(tmp_path: Path) -> None:
+    """Objects are kept; the same pods run again, each on a new address and with one restart more."""
+    options = {"data_directory": tmp_path / "data"}
+    async with running_cluster(tmp_path / "cluster", **options) as cluster:
+        await create(cluster.client, DEPLOYMENTS, movable())
+        before = {p["metadata"]["name"]: p for p in await ready_pods(cluster.client, "web", 2)}
+    async with running_cluster(tmp_path / "cluster", **options) as cluster:
+
+        async def again() -> bool:
+            now = await pods(cluster.client, "web")
+            counts = [p["status"]["containerStatuses"][0]["restartCount"] for p in now]
+            return (
+                {p["metadata"]["name"] for p in now} == set(before) and counts == [1, 1] and all(map(is_pod_ready, now))
+            )
+
+        await eventually(again)
+        for pod in await pods(cluster.client, "web"):
+            old, new = before[pod["metadata"]["name"]]["status"], pod["status"]
+            assert new["podIP"] != old["podIP"] and new["startTime"] == old["startTime"]
+            assert await get(f"http://{new['podIP']}:8000") == pod["metadata"]["name"]
+
+
 async def test_up_status_kubeconfig_and_down(tmp_path: Path) -> None:
     folder = ["--dir", str(tmp_path)]
     code, text = await run_local("status", *folder)

@@ -151,7 +151,7 @@ class PodWorker:
         plain = [r for r in self._init if r.state.name not in self._sidecars]
         await asyncio.gather(*(self._stop(runner, grace_seconds) for runner in [*self._main, *plain]))
         await self._stop_sidecars(max(0.0, until - loop.time()))
-        if self._phase not in FINISHED:
+        if self._phase not in FINISHED and self._abandoned_grace_seconds is None:
             self._phase = "Failed" if any(runner.state.exit_code for runner in self._main) else "Succeeded"
         self._changed()
 
