@@ -3,7 +3,8 @@
 import json
 from pathlib import Path
 
-from pagefleet_localcluster.client import DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, REPLICA_SETS, Client, Resource
+from pagefleet_localcluster.client import DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, REPLICA_SETS, Client
+from pagefleet_localcluster.client import RESOURCE_QUOTAS as QUOTAS
 from pagefleet_localcluster.objects import Object, condition_of
 from support.local_cluster import (
     container,
@@ -18,8 +19,6 @@ from support.local_cluster import (
     rolled_out,
     running_cluster,
 )
-
-QUOTAS = Resource("v1", "resourcequotas", "ResourceQuota")
 
 
 def web(*args: str, replicas: int = 2, **fields: object) -> Object:
@@ -117,6 +116,12 @@ async def test_a_quota_on_gpus_shows_as_replica_failure(tmp_path: Path) -> None:
         assert (found["status"], found["reason"]) == ("True", "FailedCreate")
         assert "exceeded quota: gpus, requested: requests.nvidia.com/gpu=1" in found["message"]
         assert (await events_of(client, "web-"))["FailedCreate"].startswith("Error creating: pods ")
+
+        async def counted() -> bool:
+            used = (await client.get(QUOTAS, "gpus", "default"))["status"]["used"]
+            return bool(used == {"requests.nvidia.com/gpu": "1"})
+
+        await eventually(counted)
         await client.patch(QUOTAS, "gpus", {"spec": {"hard": {"requests.nvidia.com/gpu": "2"}}}, "default")
         await ready_pods(client, "web", 2)
 

@@ -3,6 +3,7 @@
 import pytest
 
 from pagefleet_localcluster.controllers.disruption import budget_status
+from pagefleet_localcluster.controllers.quota import used_of
 from pagefleet_localcluster.objects import Object, format_time
 from support.localcluster_builders import pod
 
@@ -41,3 +42,14 @@ def test_a_pod_that_is_being_evicted_counts_as_gone_for_two_minutes() -> None:
     assert (during["disruptionsAllowed"], during["disruptedPods"]) == (0, {"a": format_time(0)})
     after = budget_status(b, pods, 2, 121.0)
     assert after["disruptionsAllowed"] == 1 and "disruptedPods" not in after
+
+
+def test_a_quota_counts_pods_that_have_not_finished() -> None:
+    pods = [
+        pod("a", requests={"cpu": "250m"}, limits={"nvidia.com/gpu": "1"}),
+        pod("b", requests={"cpu": "1500m"}),
+        pod("c", phase="Succeeded", requests={"cpu": "9"}),
+    ]
+    hard = ["pods", "requests.cpu", "cpu", "limits.nvidia.com/gpu", "requests.memory", "services"]
+    want = {"pods": "2", "requests.cpu": "1750m", "cpu": "1750m", "limits.nvidia.com/gpu": "1", "requests.memory": "0"}
+    assert used_of(hard, pods) == want

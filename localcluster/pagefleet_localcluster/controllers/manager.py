@@ -14,6 +14,7 @@ from pagefleet_localcluster.client import (
     NODES,
     PODS,
     REPLICA_SETS,
+    RESOURCE_QUOTAS,
     SERVICES,
     Client,
 )
@@ -22,6 +23,7 @@ from pagefleet_localcluster.controllers.deployment import DeploymentController
 from pagefleet_localcluster.controllers.disruption import DisruptionController
 from pagefleet_localcluster.controllers.endpoints import EndpointsController
 from pagefleet_localcluster.controllers.node_lifecycle import NodeLifecycleController
+from pagefleet_localcluster.controllers.quota import QuotaController
 from pagefleet_localcluster.controllers.replica_set import ReplicaSetController
 from pagefleet_localcluster.controllers.scheduler import Scheduler, needs_node
 from pagefleet_localcluster.controllers.service_proxy import ServiceProxy
@@ -51,6 +53,7 @@ class ControllerManager:
         self.nodes = Reflector(client, NODES)
         self.budgets = Reflector(client, DISRUPTION_BUDGETS)
         self.claims = Reflector(client, CLAIMS)
+        self.quotas = Reflector(client, RESOURCE_QUOTAS)
 
         deployment = DeploymentController(client, self.deployments, self.replica_sets, self.pods, clock)
         replica_set = ReplicaSetController(client, self.replica_sets, self.pods, clock)
@@ -58,6 +61,7 @@ class ControllerManager:
         endpoints = EndpointsController(client, self.services, self.pods, self.slices)
         budget = DisruptionController(client, self.budgets, self.pods, self.replica_sets, self.deployments, clock)
         node = NodeLifecycleController(client, self.nodes, self.pods, grace_seconds=node_grace_seconds, clock=clock)
+        quota = QuotaController(client, self.quotas, self.pods)
         claim = ClaimController(client, self.claims, claims_directory)
         self._proxy = ServiceProxy(client, self.services, self.pods, rng=rng)
 
@@ -69,6 +73,7 @@ class ControllerManager:
         self._node_queue = WorkQueue("node", node.reconcile)
         self._proxy_queue = WorkQueue("service proxy", self._proxy.reconcile)
         self._claim_queue = WorkQueue("claim", claim.reconcile)
+        self._quota_queue = WorkQueue("quota", quota.reconcile)
         self._recorders = [c.events for c in (deployment, replica_set, scheduler, self._proxy)]
 
         self.deployments.listeners += [_each(self._deployment_queue), self._wake_budgets]
@@ -78,6 +83,7 @@ class ControllerManager:
         self.nodes.listeners += [_each(self._node_queue), self._retry_blocked]
         self.budgets.listeners += [_each(self._budget_queue)]
         self.claims.listeners += [_each(self._claim_queue), self._retry_blocked]
+        self.quotas.listeners += [_each(self._quota_queue)]
 
     async def run(self) -> None:
         """Run until cancelled: reflectors first, controllers once every collection has been listed."""
@@ -90,6 +96,7 @@ class ControllerManager:
             self.nodes,
             self.budgets,
             self.claims,
+            self.quotas,
         )
         try:
             async with asyncio.TaskGroup() as group:
@@ -108,6 +115,7 @@ class ControllerManager:
                     self._node_queue,
                     self._proxy_queue,
                     self._claim_queue,
+                    self._quota_queue,
                 ):
                     group.create_task(queue.run())
         finally:
@@ -132,6 +140,9 @@ class ControllerManager:
         node = pod["spec"].get("nodeName")
         if node and node not in self.nodes.objects and new is not None:
             self._node_queue.add(node)
+        for quota in self.quotas.objects.values():
+            if quota["metadata"]["namespace"] == pod["metadata"]["namespace"]:
+                self._quota_queue.add(key_of(quota))
         for service in self.services.objects.values():
             selector = service["spec"].get("selector")
             if service["metadata"]["namespace"] != pod["metadata"]["namespace"] or not selector:
