@@ -108,6 +108,16 @@ def _refused(facts: Facts) -> Iterator[tuple[str, str]]:
         yield facts.apply_failure
 
 
+def _rolled_back(facts: Facts) -> Iterator[tuple[str, str]]:
+    failure = facts.plan.failure
+    if failure is not None:
+        yield (
+            "RolloutFailed",
+            f"template {failure.template_hash} failed: {failure.message}; the replicas run the one before: "
+            "change the spec to try again",
+        )
+
+
 def _contested(facts: Facts) -> Iterator[tuple[str, str]]:
     if facts.contested is not None:
         yield "FieldContested", facts.contested
@@ -144,6 +154,7 @@ def _silent(facts: Facts) -> Iterator[tuple[str, str]]:
 DEGRADED_CHECKS: tuple[Callable[[Facts], Iterator[tuple[str, str]]], ...] = (
     _conflict,
     _refused,
+    _rolled_back,
     _contested,
     _replica_failure,
     _pod_trouble,

@@ -236,6 +236,8 @@ def _parse_autoscaling(autoscaling: fields.Reader) -> AutoscalingSpec:
 
 
 def _parse_rules(rules: fields.Reader, window: fields.Number, defaults: ScalingRules) -> ScalingRules:
+    if rules.value.get("policies") == []:
+        rules.problem("policies", "must hold at least one policy; leave it out for the default")
     policies = tuple(
         ScalingPolicy(
             type=policy.text("type", fields.POLICY_TYPE) or "Pods",

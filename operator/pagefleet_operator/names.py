@@ -18,6 +18,9 @@ LABEL_MANAGED_BY = "app.kubernetes.io/managed-by"
 LABEL_OWNER = f"{GROUP}/llmdeployment"
 APP_NAME = "pagefleet-server"
 
+TEMPLATE_HASH = f"{GROUP}/template-hash"
+"""Annotation of the pod template: which wish of ours it is."""
+
 POD_DELETION_COST = "controller.kubernetes.io/pod-deletion-cost"
 """Well-known annotation: a ReplicaSet that shrinks takes the pods with the lowest cost first."""
 

@@ -10,14 +10,14 @@ from pagefleet_operator.fleet import PodState
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.plan import Observed
 from pagefleet_operator.pods import parse_pod
-from pagefleet_operator.resources import CHILDREN, LLMDEPLOYMENTS, PODS
+from pagefleet_operator.resources import CHILDREN, LLMDEPLOYMENTS, PODS, REPLICA_SETS
 from pagefleet_operator.scrape import Scraper, Target
-from pagefleet_operator.store import CHILD_KINDS, LLMDEPLOYMENT, POD, Store
+from pagefleet_operator.store import CHILD_KINDS, LLMDEPLOYMENT, POD, REPLICA_SET, Store
 
 
 def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: Mapping[str, Any]) -> Observed:
     """`found` holds children that a direct read found and our watch does not show: they lack our labels."""
-    pods = tuple(parse_pod(body) for body in store.pods_of(key))
+    pods = tuple(parse_pod(body) for body in store.owned(POD, key))
     serving = [pod for pod in pods if pod.state is PodState.READY]
     samples = {pod.name: sample for pod in serving if (sample := scraper.fresh(pod.uid, now)) is not None}
     silent = {
@@ -30,7 +30,8 @@ def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: M
         body = store.get(kind, key)
         if body is not None:
             children[kind] = body
-    return Observed(children=children, pods=pods, samples=samples, silent=silent)
+    replica_sets = tuple(store.owned(REPLICA_SET, key))
+    return Observed(children=children, replica_sets=replica_sets, pods=pods, samples=samples, silent=silent)
 
 
 async def find_children(api: Api, store: Store, key: ObjectKey) -> dict[str, Any]:
@@ -69,6 +70,6 @@ class Listing:
 async def list_everything(api: Api, namespace: str | None, selector: str) -> Listing:
     """List all kinds that are watched, children filtered by `selector`. Raises ApiError."""
     kinds = {LLMDEPLOYMENT: await api.list(LLMDEPLOYMENTS, namespace)}
-    for kind, resource in {POD: PODS, **CHILDREN}.items():
+    for kind, resource in {POD: PODS, REPLICA_SET: REPLICA_SETS, **CHILDREN}.items():
         kinds[kind] = await api.list(resource, namespace, labels=selector)
     return Listing(namespace, kinds)

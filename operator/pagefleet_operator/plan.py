@@ -3,11 +3,12 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from pagefleet_operator import builders
+from pagefleet_operator import builders, rollout
 from pagefleet_operator.drift import Child
 from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.pods import Pod
+from pagefleet_operator.rollout import Failure
 from pagefleet_operator.settings import ChildSettings
 from pagefleet_operator.victims import choose
 
@@ -23,6 +24,7 @@ class Observed:
     """Fresh samples by pod name."""
     silent: Mapping[str, str] = field(default_factory=dict)
     """Ready pods without a fresh sample whose last scrape failed, by name, with the reason."""
+    replica_sets: tuple[Child, ...] = ()
 
     def pod_state(self, pod: Pod) -> PodState:
         """What a pod does: ready but silent is unreachable."""
@@ -46,6 +48,8 @@ class Plan:
     """Pod -> pod-deletion-cost to write; None takes it away."""
     waits_for_victims: bool = False
     """The Deployment keeps its replicas until the costs are seen."""
+    failure: Failure | None = None
+    """The wanted template failed: the Deployment goes back to the one before."""
     conflicts: tuple[str, ...] = ()
     """"Kind name" of objects of our name that someone else controls: never touched."""
 
@@ -80,16 +84,39 @@ def plan(
         replicas = current if waits else wanted
     elif not shrink.victims:
         costs = dict(shrink.costs)  # a shrink that was taken back
+    deployment, failure = _deployment(llmd, observed, builders.deployment(llmd, settings, replicas=replicas))
     return Plan(
         manifests=(
             builders.service_account(llmd),
             builders.service(llmd),
             builders.disruption_budget(llmd),
-            builders.deployment(llmd, settings, replicas=replicas),
+            deployment,
         ),
         costs=costs,
         waits_for_victims=waits,
+        failure=failure,
     )
+
+
+def _deployment(
+    llmd: LLMDeployment, observed: Observed, manifest: builders.Manifest
+) -> tuple[builders.Manifest, Failure | None]:
+    """The wanted Deployment, or the one to go back to and why."""
+    wanted = rollout.template_hash(manifest)
+    failure = rollout.judge(
+        wanted, known_failure(llmd), observed.children.get("Deployment"), observed.replica_sets, observed.pods
+    )
+    good = rollout.go_back_to(wanted, observed.replica_sets) if failure is not None else None
+    if failure is None or good is None:
+        return rollout.stamped(manifest), None
+    return rollout.rolled_back(manifest, good), failure
+
+
+def known_failure(llmd: LLMDeployment) -> Failure | None:
+    """The failure that the status remembers."""
+    known = llmd.status.get("rollout") or {}
+    failed = known.get("failedTemplateHash")
+    return Failure(failed, known.get("message", "")) if failed else None
 
 
 def is_ours(child: Child, uid: str) -> bool:

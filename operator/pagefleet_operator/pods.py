@@ -39,6 +39,8 @@ class Pod:
     """creationTimestamp, RFC 3339."""
     template_hash: str | None
     deletion_cost: int | None
+    restarts: int
+    """Of the server's container."""
     trouble: Trouble | None
 
     @property
@@ -68,6 +70,7 @@ def parse_pod(body: Mapping[str, Any]) -> Pod:
         created=metadata.get("creationTimestamp", ""),
         template_hash=(metadata.get("labels") or {}).get("pod-template-hash"),
         deletion_cost=_cost((metadata.get("annotations") or {}).get(names.POD_DELETION_COST)),
+        restarts=sum(item.get("restartCount") or 0 for item in status.get("containerStatuses") or []),
         trouble=_trouble(status, conditions),
     )
 

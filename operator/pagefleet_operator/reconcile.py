@@ -19,7 +19,7 @@ from pagefleet_operator.events import EventRecorder
 from pagefleet_operator.model import LLMDeployment, parse
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.observe import find_children, observe
-from pagefleet_operator.plan import Observed, Plan, plan
+from pagefleet_operator.plan import Observed, Plan, known_failure, plan
 from pagefleet_operator.scaling import Scaling
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings
@@ -144,6 +144,13 @@ class ObjectLoop:
         body = await self._scale(memory, llmd, body, observed, now)
         llmd = parse(body)
         intended = self._plan(memory, llmd, observed, now)
+        if intended.failure is not None and intended.failure != known_failure(llmd):
+            # Remembered first: a restart in between must not try the same template again.
+            body = await apply.write_status(
+                self._context.api, body, {"rollout": status.render_failure(intended.failure)}
+            )
+            self._context.store.put(LLMDEPLOYMENT, body)
+            llmd = parse(body)
         failure = await self._apply(memory, llmd, intended, observed, now)
         observed = observe(self._context.store, self._context.scraper, self.key, now, memory.found)
         facts = Facts(

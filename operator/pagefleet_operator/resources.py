@@ -27,6 +27,7 @@ class Resource:
 
 LLMDEPLOYMENTS = Resource(names.GROUP, names.VERSION, names.PLURAL)
 PODS = Resource("", "v1", "pods")
+REPLICA_SETS = Resource("apps", "v1", "replicasets")
 EVENTS = Resource("", "v1", "events")
 LEASES = Resource("coordination.k8s.io", "v1", "leases")
 

@@ -14,12 +14,23 @@ from pagefleet_operator.errors import SpecError
 from pagefleet_operator.fleet import Load, PodState, load_of
 from pagefleet_operator.history import Bucket, Change, History
 from pagefleet_operator.model import LLMDeployment
+from pagefleet_operator.rollout import Failure
 
 Status = dict[str, Any]
 
 MAX_PODS = 64
 MAX_DECISIONS = 10
-URGENT = ("observedGeneration", "phase", "reason", "model", "replicas", "readyReplicas", "updatedReplicas", "selector")
+URGENT = (
+    "rollout",
+    "observedGeneration",
+    "phase",
+    "reason",
+    "model",
+    "replicas",
+    "readyReplicas",
+    "updatedReplicas",
+    "selector",
+)
 """Written at once when they change; so are conditions, pod states and the autoscaler's decisions."""
 
 
@@ -54,9 +65,16 @@ def render(facts: Facts, history: History, decisions: list[Mapping[str, Any]], n
         "pods": _pods(facts, now),
         "conditions": merge_conditions(verdicts, llmd, now),
     }
+    failure = facts.plan.failure
+    status["rollout"] = render_failure(failure) if failure is not None else None
     if llmd.spec.autoscaling is not None:
         status["autoscaling"] = _autoscaling(facts, history, decisions)
     return status
+
+
+def render_failure(failure: Failure) -> Status:
+    """What must be remembered of a failed rollout before anything is rolled back."""
+    return {"failedTemplateHash": failure.template_hash, "message": failure.message}
 
 
 def render_invalid(body: Mapping[str, Any], error: SpecError, now: float) -> Status:

@@ -14,6 +14,9 @@ MAX_TOMBSTONES = 4096
 
 LLMDEPLOYMENT = names.KIND
 POD = "Pod"
+REPLICA_SET = "ReplicaSet"
+OWNED_KINDS = (POD, REPLICA_SET)
+"""Kinds of which one LLMDeployment has many; they are found by their label."""
 CHILD_KINDS = tuple(CHILDREN)
 
 
@@ -33,7 +36,7 @@ class Store:
 
     def __init__(self) -> None:
         self._objects: dict[str, dict[ObjectKey, Body]] = defaultdict(dict)
-        self._pods_of: dict[ObjectKey, dict[ObjectKey, Body]] = defaultdict(dict)
+        self._owned: dict[tuple[str, ObjectKey], dict[ObjectKey, Body]] = defaultdict(dict)
         self._deleted: OrderedDict[tuple[str, ObjectKey], str] = OrderedDict()
         """Versions of the last deletions, so that an older list does not bring them back."""
 
@@ -44,11 +47,11 @@ class Store:
 
     def _put(self, kind: str, body: Body) -> None:
         key = key_of(body)
-        if kind == POD:
-            self._forget_pod(key)
+        if kind in OWNED_KINDS:
+            self._disown(kind, key)
             owner = owner_of(body)
             if owner is not None:
-                self._pods_of[owner][key] = body
+                self._owned[kind, owner][key] = body
         self._objects[kind][key] = body
 
     def drop(self, kind: str, body: Body) -> None:
@@ -60,8 +63,8 @@ class Store:
             self._deleted.popitem(last=False)
         known = self._objects[kind].get(key)
         if known is not None and known["metadata"].get("uid") == body["metadata"].get("uid"):
-            if kind == POD:
-                self._forget_pod(key)
+            if kind in OWNED_KINDS:
+                self._disown(kind, key)
             del self._objects[kind][key]
 
     def behind(self, kind: str, bodies: Iterable[Body], namespace: str | None, version: str) -> set[ObjectKey]:
@@ -101,17 +104,17 @@ class Store:
         """All keys of a kind."""
         return list(self._objects[kind])
 
-    def pods_of(self, key: ObjectKey) -> list[Body]:
-        """Pods that carry the label of this LLMDeployment."""
-        return list(self._pods_of.get(key, {}).values())
+    def owned(self, kind: str, key: ObjectKey) -> list[Body]:
+        """Objects of one of OWNED_KINDS that carry the label of this LLMDeployment."""
+        return list(self._owned.get((kind, key), {}).values())
 
-    def _forget_pod(self, key: ObjectKey) -> None:
-        known = self._objects[POD].get(key)
+    def _disown(self, kind: str, key: ObjectKey) -> None:
+        known = self._objects[kind].get(key)
         owner = owner_of(known) if known is not None else None
         if owner is not None:
-            self._pods_of[owner].pop(key, None)
-            if not self._pods_of[owner]:
-                del self._pods_of[owner]
+            self._owned[kind, owner].pop(key, None)
+            if not self._owned[kind, owner]:
+                del self._owned[kind, owner]
 
 
 def _is_older(body: Body, known: Body | None) -> bool:

@@ -12,10 +12,10 @@ import kopf
 from pagefleet_operator import names
 from pagefleet_operator.client import Access, load_access
 from pagefleet_operator.manager import MANAGED_BY_SELECTOR, Manager
-from pagefleet_operator.resources import CHILDREN, PODS
-from pagefleet_operator.store import LLMDEPLOYMENT, POD
+from pagefleet_operator.resources import CHILDREN, PODS, REPLICA_SETS
+from pagefleet_operator.store import LLMDEPLOYMENT, POD, REPLICA_SET
 
-WATCHED_CHILDREN = {POD: PODS, **CHILDREN}
+WATCHED_CHILDREN = {POD: PODS, REPLICA_SET: REPLICA_SETS, **CHILDREN}
 """What is watched beside LLMDeployments, filtered by our label."""
 
 

@@ -232,6 +232,10 @@ REFUSED: dict[str, tuple[Any, str]] = {
         },
         "periodSeconds",
     ),
+    "no policy at all": (
+        {"model": MODEL, "autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"policies": []}}}},
+        "scaleUp.policies",
+    ),
     "a bad quantity": ({"model": MODEL, "resources": {"limits": {"memory": "much"}}}, "spec.resources.limits.memory"),
     "a rollout that cannot begin": ({"model": MODEL, "rollout": {"maxSurge": 0, "maxUnavailable": 0}}, "rollout"),
     "a list for an object": ({"model": MODEL, "drain": []}, "spec.drain"),

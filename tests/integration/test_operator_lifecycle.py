@@ -172,6 +172,37 @@ async def test_a_fight_over_a_child_is_reported_with_the_rival_and_stays_slow(cl
     await cluster.client.delete(LLMDS, "fought", "default")
 
 
+async def test_a_failed_rollout_goes_back_and_a_changed_spec_goes_forward(cluster: OperatorCluster) -> None:
+    await cluster.create({"replicas": 2, "engine": {"image": "good:1"}}, name="rolled")
+    await cluster.condition("Available", "True", name="rolled")
+    await cluster.condition("Progressing", "False", name="rolled")
+    names = {pod["metadata"]["name"] for pod in await cluster.pods("rolled")}
+    cluster.node.crashes["rolled"] = "unknown option --nonsense"
+    change = {"spec": {"engine": {"image": "bad:2"}}}
+    await cluster.client.patch(LLMDS, "rolled", change, "default")
+    failed = await cluster.condition("Degraded", "True", name="rolled", reason="RolloutFailed")
+    assert "unknown option --nonsense" in failed["message"]
+
+    async def images() -> set[str]:
+        return {pod["spec"]["containers"][0]["image"] for pod in await cluster.pods("rolled")}
+
+    async def is_back() -> bool:
+        return (
+            await images() == {"good:1"} and {pod["metadata"]["name"] for pod in await cluster.pods("rolled")} == names
+        )
+
+    await cluster.until(is_back, "the replicas of before, untouched")
+    del cluster.node.crashes["rolled"]
+    await cluster.client.patch(LLMDS, "rolled", {"spec": {"engine": {"image": "fixed:3"}}}, "default")
+
+    async def is_fixed() -> bool:
+        return await images() == {"fixed:3"}
+
+    await cluster.until(is_fixed, "the new template")
+    await cluster.condition("Degraded", "False", name="rolled")
+    assert "rollout" not in (await cluster.llmd("rolled"))["status"]
+
+
 def permission(seen: Seen) -> tuple[str, str, str] | None:
     """(group, resource, verb) of a request; None for discovery, which everyone may do."""
     parts = seen.path.strip("/").split("/")

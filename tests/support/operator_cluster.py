@@ -129,7 +129,7 @@ class StubNode:
             "image": "stub",
             "imageID": "stub",
             "ready": ready,
-            "restartCount": 1 if last else 0,
+            "restartCount": 3 if last else 0,
             "state": state,
             **({"lastState": last} if last else {}),
         }

@@ -85,8 +85,16 @@ def pod_body(
     last_exit: tuple[int, str] | None = None,
     unschedulable: str | None = None,
     resource_version: str = "1",
+    template_hash: str | None = None,
+    restarts: int = 0,
 ) -> dict[str, Any]:
-    container: dict[str, Any] = {"name": "server", "image": "img", "ready": ready, "restartCount": 0, "state": {}}
+    container: dict[str, Any] = {
+        "name": "server",
+        "image": "img",
+        "ready": ready,
+        "restartCount": restarts,
+        "state": {},
+    }
     if ready:
         container["state"] = {"running": {}}
     if waiting is not None:
@@ -107,7 +115,7 @@ def pod_body(
             "uid": f"uid-{name}",
             "resourceVersion": resource_version,
             "creationTimestamp": created,
-            "labels": labels(owner),
+            "labels": {**labels(owner), **({"pod-template-hash": template_hash} if template_hash else {})},
             "annotations": {"controller.kubernetes.io/pod-deletion-cost": cost} if cost is not None else {},
             **({"deletionTimestamp": created} if deleting else {}),
         },

@@ -66,9 +66,9 @@ def test_pods_are_found_by_their_owner_and_follow_their_label() -> None:
     store = Store()
     store.put(POD, pod_body("a", owner="chat"))
     store.put(POD, pod_body("b", owner="other"))
-    assert [item["metadata"]["name"] for item in store.pods_of(KEY)] == ["a"]
+    assert [item["metadata"]["name"] for item in store.owned(POD, KEY)] == ["a"]
     moved = pod_body("a", owner="other", resource_version="2")
     store.put(POD, moved)
-    assert store.pods_of(KEY) == []
+    assert store.owned(POD, KEY) == []
     store.drop(POD, moved)
-    assert [item["metadata"]["name"] for item in store.pods_of(ObjectKey("default", "other"))] == ["b"]
+    assert [item["metadata"]["name"] for item in store.owned(POD, ObjectKey("default", "other"))] == ["b"]

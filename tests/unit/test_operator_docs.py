@@ -1,0 +1,38 @@
+"""Pages that are generated from the code are what the code says; samples are admitted."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from pagefleet_operator.model import parse
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_the_crd_page_is_generated_from_the_crd() -> None:
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "tools" / "crd_docs.py"), "--check"], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("path", sorted((ROOT / "manifests" / "samples").glob("*.yaml")), ids=lambda path: path.name)
+def test_samples_are_valid(path: Path) -> None:
+    for body in yaml.safe_load_all(path.read_text()):
+        if body["kind"] == "LLMDeployment":
+            body["metadata"] |= {"namespace": "default", "uid": "u"}
+            parse(body)
+
+
+def test_conditions_and_their_reasons_are_on_the_autoscaling_page() -> None:
+    page = (ROOT / "docs" / "autoscaling.md").read_text()
+    for word in (
+        *("ScalingActive", "AbleToScale", "ScalingLimited"),
+        *("FailedGetMetrics", "NoReadyPods", "ScalingDisabled", "NoDecisionYet", "ValidMetricFound"),
+        *("ScaleDownStabilized", "ScaleUpStabilized", "ReplicasOverwritten", "FailedUpdateScale"),
+        *("TooManyReplicas", "TooFewReplicas", "ScaleUpLimit", "ScaleDownLimit"),
+    ):
+        assert f"`{word}`" in page, word
