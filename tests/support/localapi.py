@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import datetime
+import io
 import json
 from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
 from dataclasses import dataclass
@@ -72,10 +73,11 @@ class Api:
     ) -> Answer:
         """One request; `body` may be text or anything that JSON can hold."""
         headers = {"Accept": accept, "Authorization": f"Bearer {token or self.token}", "User-Agent": agent}
-        data = None
+        data: io.BytesIO | None = None
         if body is not None:
             headers["Content-Type"] = content_type
-            data = body if isinstance(body, str | bytes) else json.dumps(body)
+            text = body if isinstance(body, str | bytes) else json.dumps(body)
+            data = io.BytesIO(text.encode() if isinstance(text, str) else text)
         async with self.session.request(method, self.url + path, params=query, headers=headers, data=data) as response:
             text = await response.text()
             parsed = json.loads(text) if text.startswith(("{", "[")) else text
@@ -134,7 +136,9 @@ async def running_api(**options: Any) -> AsyncIterator[tuple[ApiServer, Api]]:
     server = ApiServer("127.0.0.1", 0, TOKEN, users={VIEWER_TOKEN: User("viewer")}, **options)
     await server.start()
     try:
-        async with aiohttp.ClientSession(skip_auto_headers=("Content-Type", "User-Agent")) as session:
+        connector = aiohttp.TCPConnector(limit=0)
+        skipped = ("Content-Type", "User-Agent")
+        async with aiohttp.ClientSession(connector=connector, skip_auto_headers=skipped) as session:
             yield server, Api(session, server.url)
     finally:
         await server.stop()

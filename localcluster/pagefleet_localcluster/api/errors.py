@@ -128,6 +128,12 @@ def method_not_allowed() -> ApiError:
     )
 
 
+def too_large(most_bytes: int) -> ApiError:
+    """413: an object that the storage does not take."""
+    text = f"etcdserver: request is too large: an object may have {most_bytes} bytes"
+    return ApiError(413, "RequestEntityTooLarge", text)
+
+
 def expired(message: str) -> ApiError:
     """410: the wanted version has left the history."""
     return ApiError(410, "Expired", message)

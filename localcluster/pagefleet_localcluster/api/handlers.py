@@ -18,7 +18,7 @@ from pagefleet_localcluster.api.errors import (
     not_found,
     unsupported_media_type,
 )
-from pagefleet_localcluster.api.request_info import MAX_OBJECT_BYTES, Target, decode, decode_object
+from pagefleet_localcluster.api.request_info import Target, decode, decode_object
 from pagefleet_localcluster.api.store import Stored
 from pagefleet_localcluster.api.strategies import strategy_of
 from pagefleet_localcluster.api.views import View, as_stored, object_as_seen, render, render_list, view_of
@@ -93,11 +93,7 @@ class Handlers:
         return self._answer(request, target, stored, options, 200)
 
     async def _object(self, request: web.Request, target: Target) -> Json:
-        raw = await request.read()
-        body = decode_object(raw, request.headers.get("Content-Type", ""), target.resource.kind)
-        if len(raw) > MAX_OBJECT_BYTES:
-            raise _too_large()
-        return body
+        return decode_object(await request.read(), request.headers.get("Content-Type", ""), target.resource.kind)
 
     async def _patch(self, request: web.Request, target: Target) -> web.Response:
         if not target.name:
@@ -115,7 +111,6 @@ class Handlers:
             body = decode_object(await request.read(), media, resource.kind, (APPLY_PATCH,))
             config = as_stored(resource, _checked_version(target, body))
             stored, created = writes.apply(cluster, resource, target.key, config, options)
-            _check_size(stored)
             return self._answer(request, target, stored, options, 201 if created else 200)
         change = await self._change(request, target, media)
         stored = writes.patch(
@@ -123,7 +118,6 @@ class Handlers:
             lambda obj: as_stored(resource, _checked_version(target, change(object_as_seen(resource, obj)))),
             options,
         )  # fmt: skip
-        _check_size(stored)
         return self._answer(request, target, stored, options, 200)
 
     async def _change(self, request: web.Request, target: Target, media: str) -> Callable[[Json], Any]:
@@ -237,16 +231,6 @@ def _checked_version(target: Target, body: Any) -> Json:
         text = f"the API version in the data ({version}) does not match the expected API version ({wanted})"
         raise bad_request(text)
     return body
-
-
-def _too_large() -> ApiError:
-    text = f"etcdserver: request is too large: an object may have {MAX_OBJECT_BYTES} bytes"
-    return ApiError(413, "RequestEntityTooLarge", text)
-
-
-def _check_size(stored: Stored) -> None:
-    if len(stored.text) > MAX_OBJECT_BYTES:
-        raise _too_large()
 
 
 def _deleted(target: Target, stored: Stored) -> Json:

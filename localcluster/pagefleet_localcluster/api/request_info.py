@@ -12,7 +12,7 @@ from pagefleet_localcluster.api.store import Name
 
 Json = dict[str, Any]
 MAX_BODY_BYTES = 3 * 2**20
-MAX_OBJECT_BYTES = 3 * 2**19
+MAX_YAML_NODES = 500_000
 _BODY_TYPES = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf")
 
 
@@ -109,9 +109,19 @@ _Loader.yaml_implicit_resolvers = {
 
 def _decode_yaml(body: bytes) -> Any:
     try:
-        return yaml.load(body, Loader=_Loader)
-    except (yaml.YAMLError, RecursionError) as error:
+        return _plain(yaml.load(body, Loader=_Loader), [MAX_YAML_NODES])
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
         raise bad_request(f"error decoding YAML: {str(error)[:500]}") from error
+
+
+def _plain(value: Any, left: list[int]) -> Any:
+    """A copy in which nothing is shared: aliases may not multiply or turn in circles. Raises ValueError."""
+    left[0] -= 1
+    if left[0] < 0:
+        raise ValueError(f"a document may have {MAX_YAML_NODES} nodes, aliases counted each time")
+    if isinstance(value, dict):
+        return {str(key): _plain(item, left) for key, item in value.items()}
+    return [_plain(item, left) for item in value] if isinstance(value, list) else value
 
 
 def _go_text(error: ValueError, body: bytes) -> str:

@@ -84,7 +84,9 @@ _KEPT_EMPTY = frozenset({"rules", "endpoints", "ports", "containers"})
 
 
 def _is_collection(value: Any, schema: Schema | None) -> bool:
-    return isinstance(value, list) or (isinstance(value, dict) and "additionalProperties" in (schema or {}))
+    if isinstance(value, list):
+        return (schema or {}).get("type") == "array"
+    return isinstance(value, dict) and "additionalProperties" in (schema or {})
 
 
 def child_schema(schema: Schema | None, key: str) -> Schema | None:

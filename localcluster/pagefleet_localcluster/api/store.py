@@ -10,9 +10,10 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagefleet_localcluster.api.errors import expired
+from pagefleet_localcluster.api.errors import expired, too_large
 
 Json = dict[str, Any]
+MAX_OBJECT_BYTES = 3 * 2**19
 Collection = tuple[str, str]
 """(group, plural)."""
 Name = tuple[str, str]
@@ -99,9 +100,11 @@ class Store:
         return list(self._shelves)
 
     def put(self, collection: Collection, name: Name, obj: Json) -> Stored:
-        """Creates or replaces an object and gives it its resourceVersion."""
+        """Creates or replaces an object and gives it its resourceVersion. Raises ApiError 413 when it is too large."""
+        stored = freeze(obj, self.version + 1)
+        if len(stored.text) > MAX_OBJECT_BYTES:
+            raise too_large(MAX_OBJECT_BYTES)
         self.version += 1
-        stored = freeze(obj, self.version)
         shelf = self._shelf(collection)
         old = shelf.objects.get(name)
         shelf.objects[name] = stored
@@ -166,6 +169,10 @@ class Store:
     def waiter(self, collection: Collection) -> "Waiter":
         """A context in which `Waiter.event` is set at every change of the collection."""
         return Waiter(self._shelf(collection).waiters)
+
+    def waiters(self, collection: Collection) -> set[asyncio.Event]:
+        """Who waits for changes of a collection."""
+        return set(self._shelf(collection).waiters)
 
     def history_size(self) -> tuple[int, int]:
         """(changes, bytes) that the histories hold."""

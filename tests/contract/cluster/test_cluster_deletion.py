@@ -83,7 +83,7 @@ async def test_a_dependent_of_two_owners_goes_with_the_last(api: Api, namespace:
 
 
 async def test_an_object_whose_owner_never_was_is_collected(api: Api, namespace: str) -> None:
-    ghost = {"apiVersion": "v1", "kind": "ConfigMap"}
+    ghost: Json = {"apiVersion": "v1", "kind": "ConfigMap"}
     ghost |= {"metadata": {"name": "ghost", "uid": "11111111-1111-4111-8111-111111111111"}}
     (await api.post(_maps(namespace), config_map("child", ghost))).ok()
     await _gone(api, f"{_maps(namespace)}/child")

@@ -102,8 +102,9 @@ async def test_a_watch_without_version_begins_with_what_is_there(api: Api, names
     await _create(api, path, "m")
     events = await api.watch(path)
     assert [(e["type"], e["object"]["metadata"]["name"]) for e in events] == [("ADDED", "m")]
-    query = {"sendInitialEvents": "true", "resourceVersionMatch": "NotOlderThan", "allowWatchBookmarks": "true"}
-    events = await api.watch(path, **query)
+    events = await api.watch(
+        path, sendInitialEvents="true", resourceVersionMatch="NotOlderThan", allowWatchBookmarks="true"
+    )
     assert [event["type"] for event in events] == ["ADDED", "BOOKMARK"]
     assert events[1]["object"]["metadata"]["annotations"] == {"k8s.io/initial-events-end": "true"}
 
