@@ -42,6 +42,11 @@ class BlockTables:
         return self.pool.num_available - self._promised
 
     @property
+    def num_promised(self) -> int:
+        """Available blocks that are set aside."""
+        return self._promised
+
+    @property
     def num_fenced(self) -> int:
         """References that end with the steps in flight: at most so many blocks come back."""
         return self._num_fenced

@@ -32,6 +32,8 @@ class SchedulerCounts:
     blocks_cached: int
     blocks_used: int
     blocks_total: int
+    blocks_promised: int
+    """Of the free and cached ones, blocks set aside for prompts that are being computed."""
     blocks_waiting: int
     """New blocks that the waiting requests need for the tokens they have, minus those already cached."""
     oldest_waiting_since: float | None

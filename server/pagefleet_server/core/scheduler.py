@@ -229,6 +229,7 @@ class Scheduler:
             blocks_cached=pool.num_cached,
             blocks_used=pool.num_used,
             blocks_total=pool.num_blocks,
+            blocks_promised=self._tables.num_promised,
             blocks_waiting=self._tables.num_wanted,
             oldest_waiting_since=min((request.waiting_since for request in self._waiting), default=None),
             num_added=self._num_added,
