@@ -142,6 +142,14 @@ async def test_a_template_cannot_be_injected_through_a_message(talk: Talk) -> No
     assert tokens["tokens"] == want["tokens"]
 
 
+async def test_tools_for_a_model_that_cannot_be_told_of_them_are_refused(talk: Talk) -> None:
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    status, answer = await talk.post("/v1/chat/completions", messages=[{"role": "user", "content": "a"}], tools=tools)
+    assert (status, answer["error"]["param"]) == (400, "tools")
+    status, answer = await talk.post("/v1/completions", prompt="a", tools=tools)
+    assert (status, answer["error"]["param"]) == (400, "tools")
+
+
 async def test_a_burst_of_requests_is_served_or_refused_and_forgotten(talk: Talk) -> None:
     """A burst of 72 once killed an engine."""
     answers = await asyncio.gather(

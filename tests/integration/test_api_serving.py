@@ -17,6 +17,7 @@ from support.tiny_models import BOS_ID, EOS_ID, VOCAB_SIZE, write_tiny_llama
 NAME = "tiny"
 CONTEXT = 256
 TEMPLATE = (
+    "{% if tools %}<tool_call>{{ tools | tojson }}</s>\n{% endif %}"
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools in this house') }}"
     "{% endif %}<|im_start|>{{ message.role }}\n{{ message.content }}</s>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
@@ -212,6 +213,28 @@ async def test_chat_renders_the_models_template(talk: Talk) -> None:
     parts = [{"role": "user", "content": [{"type": "text", "text": "Hi"}]}]
     _, by_parts = await talk.post("/v1/chat/completions", messages=parts, **GREEDY)
     assert by_parts["choices"] == answer["choices"]
+
+
+async def test_tools_are_told_to_the_model_as_the_template_wants(talk: Talk) -> None:
+    function = {"name": "add", "description": "Adds.", "parameters": {"type": "object"}}
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "return_token_ids": True, "max_tokens": 4}
+    offered = {**body, "tools": [{"type": "function", "function": function}]}
+    status, answer = await talk.post("/v1/chat/completions", **offered)
+    assert status == 200, answer
+    _, told = await talk.post("/detokenize", tokens=answer["prompt_token_ids"])
+    assert told["prompt"].startswith(
+        '<tool_call>[{"type": "function", "function": {"name": "add", "description": "Adds.'
+    )
+    for fields in ({}, {"tools": offered["tools"], "tool_choice": "none"}):
+        _, answer = await talk.post("/v1/chat/completions", **body, **fields)
+        _, told = await talk.post("/detokenize", tokens=answer["prompt_token_ids"])
+        assert "add" not in told["prompt"]
+    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
+        status, answer = await talk.post("/v1/chat/completions", **offered, tool_choice=choice)
+        assert status == 400 and "tool_choice" in answer["error"]["message"]
+    wrong = {"type": "function", "function": {"name": "a b"}}
+    status, answer = await talk.post("/v1/chat/completions", **{**body, "tools": [wrong]})
+    assert (status, answer["error"]["param"]) == (400, "tools[0].function.name")
 
 
 async def test_the_last_message_can_be_continued(talk: Talk) -> None:

@@ -2,6 +2,7 @@
 
 import asyncio
 import socket
+import uuid
 from contextlib import aclosing
 
 import msgspec
@@ -11,12 +12,28 @@ from pagefleet_server.api import sse
 from pagefleet_server.api.errors import ApiError
 from pagefleet_server.api.generation import Generation, Usage
 from pagefleet_server.api.protocol.sampling import SamplingBody
-from pagefleet_server.api.replies import Document, Reply
+from pagefleet_server.api.reply import Document, Reply
+from pagefleet_server.api.service import Service
 
 USAGE = web.RequestKey("usage", Usage)
 """Token counts for the access log."""
 OUTCOME = web.RequestKey("outcome", str)
 """How a stream ended, when it did not end well, for the access log."""
+
+
+def make_head(prefix: str, service: Service) -> Document:
+    """What every document of one answer begins with."""
+    return {"id": f"{prefix}-{uuid.uuid4().hex}", "created": int(service.wall_clock()), "model": service.model_name}
+
+
+async def answer(
+    request: web.Request, service: Service, generation: Generation, reply: Reply, body: SamplingBody
+) -> web.StreamResponse:
+    """As a whole or as a stream, as the body asks."""
+    if not body.stream:
+        return await send_whole(request, generation, reply)
+    timeout = service.settings.http.write_timeout_seconds
+    return await send_stream(request, generation, reply, body, write_timeout_seconds=timeout)
 
 
 async def send_whole(request: web.Request, generation: Generation, reply: Reply) -> web.Response:

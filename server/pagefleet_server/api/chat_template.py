@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, nodes
+from jinja2 import TemplateError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -39,6 +39,8 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         try:
             self._template = environment.from_string(source)
+            self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
+            """Whether it shows tools to the model."""
         except TemplateError as error:
             raise BadRequestError(f"the model's chat template cannot be used: {error}") from error
 
@@ -48,6 +50,7 @@ class ChatTemplate:
         *,
         add_generation_prompt: bool = True,
         continue_final_message: bool = False,
+        tools: Sequence[Mapping[str, Any]] | None = None,
         documents: Sequence[Mapping[str, Any]] | None = None,
         variables: Mapping[str, Any] | None = None,
     ) -> str:
@@ -58,7 +61,7 @@ class ChatTemplate:
                     **self._special_tokens,
                     **(variables or {}),
                     "messages": messages,
-                    "tools": None,
+                    "tools": tools,
                     "documents": documents,
                     "add_generation_prompt": add_generation_prompt,
                 }

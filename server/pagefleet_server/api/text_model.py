@@ -9,6 +9,7 @@ from typing import Any, TypeVar
 from pagefleet_server.api.chat_template import ChatTemplate
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.lengths import check_text_bytes
+from pagefleet_server.api.parsers.choose import detect_reasoning, detect_tool_parser
 from pagefleet_server.api.token_text import TokenTexts
 from pagefleet_server.tokenizer import LoadedTokenizer, load_tokenizer
 
@@ -23,12 +24,15 @@ class TextModel:
         self._pool = pool
         self.describe = TokenTexts(loaded.tokenizer).describe
         """One token as text and bytes."""
+        source = loaded.chat_template or ""
         tokens = {"bos_token": loaded.bos_token, "eos_token": loaded.eos_token}
-        self._template = (
-            ChatTemplate(loaded.chat_template, special_tokens={k: v for k, v in tokens.items() if v is not None})
-            if loaded.chat_template is not None
-            else None
-        )
+        known = {name: token for name, token in tokens.items() if token is not None}
+        self._template = ChatTemplate(source, special_tokens=known) if source else None
+        takes_tools = self._template is not None and self._template.takes_tools
+        self.tool_parser = detect_tool_parser(source) if takes_tools else "none"
+        """How the model writes tool calls, see parsers.choose; "none" when it cannot be told of tools."""
+        self.reasons = detect_reasoning(source)
+        """Whether it thinks aloud."""
         self.max_token_bytes = max(len(token.encode()) for token in loaded.tokenizer.get_vocab())
         """No token stands for more bytes of text (byte-level ones write a byte as one or two: still a bound)."""
 

@@ -8,6 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.logprobs import MAX_TOP_LOGPROBS
 from pagefleet_server.api.protocol.sampling import Flag, SamplingBody
+from pagefleet_server.api.protocol.tools import MAX_TOOLS, Tool
 
 MAX_MESSAGES = 4096
 
@@ -98,6 +99,13 @@ class ChatBody(SamplingBody):
     """The output continues the last message; needs add_generation_prompt: false."""
     add_special_tokens: Flag = False
     """Templates write special tokens themselves."""
+    tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
+    tool_choice: JsonValue = "auto"
+    """"auto" or "none"; forcing a call is not supported."""
+    parallel_tool_calls: Flag = True
+    """False: only the first call is given."""
+    include_reasoning: Flag = True
+    """False: reasoning is left out of the answer."""
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
     documents: list[dict[str, JsonValue]] | None = None
     reasoning_effort: str | None = None
@@ -110,6 +118,17 @@ class ChatBody(SamplingBody):
         if self.top_logprobs and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs: true")
         return self
+
+    @model_validator(mode="after")
+    def _check_tool_choice(self) -> "ChatBody":
+        if self.tool_choice not in ("auto", "none"):
+            raise ValueError('tool_choice must be "auto" or "none": forcing a call is not supported')
+        return self
+
+    @property
+    def offers_tools(self) -> bool:
+        """Whether the model may call something."""
+        return bool(self.tools) and self.tool_choice == "auto"
 
     @property
     def num_logprobs(self) -> int | None:

@@ -48,9 +48,7 @@ REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
 HARMLESS: Final[frozenset[str]] = frozenset(
     {
         "guided_decoding_backend",
-        "include_reasoning",
         "metadata",
-        "parallel_tool_calls",
         "prediction",
         "prompt_cache_key",
         "prompt_cache_retention",

@@ -1,0 +1,49 @@
+"""POST /v1/completions."""
+
+from contextlib import ExitStack
+
+from aiohttp import web
+
+from pagefleet_server.api.answering import answer, make_head
+from pagefleet_server.api.bodies import read_body
+from pagefleet_server.api.completion_reply import CompletionReply
+from pagefleet_server.api.generation import Generation
+from pagefleet_server.api.lengths import check_token_ids
+from pagefleet_server.api.planning import Prompt, learn_facts, plan_choices, read_terms
+from pagefleet_server.api.protocol.completions import DEFAULT_MAX_TOKENS, CompletionBody
+from pagefleet_server.api.service import SERVICE, Loaded
+
+
+async def post_completions(request: web.Request) -> web.StreamResponse:
+    """Continue each prompt."""
+    service = request.app[SERVICE]
+    service.require()
+    body = await read_body(request, service, CompletionBody)
+    loaded = service.require()
+    service.check_model(body.model)
+    with ExitStack() as stack:
+        with service.admit(len(body.prompts) * body.n) as arrival:
+            prompts = [await _encode(loaded, body, prompt) for prompt in body.prompts]
+            facts = await learn_facts(loaded, body)
+            plans = plan_choices(loaded, body, prompts, facts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
+            terms = read_terms(request, service, body, arrival)
+            generation = stack.enter_context(Generation(service, loaded.text, plans, terms))
+        reply = CompletionReply(
+            make_head("cmpl", service),
+            loaded.text.describe,
+            with_token_ids=body.return_token_ids,
+            with_logprobs=body.num_logprobs is not None,
+        )
+        return await answer(request, service, generation, reply, body)
+
+
+async def _encode(loaded: Loaded, body: CompletionBody, prompt: str | list[int]) -> Prompt:
+    if isinstance(prompt, str):
+        ids = await loaded.text.encode(
+            prompt, add_special_tokens=body.add_special_tokens, max_model_len=loaded.ready.max_model_len
+        )
+        return ids, prompt if body.echo else None
+    check_token_ids(prompt, loaded.ready.vocab_size)
+    if not body.echo:
+        return prompt, None
+    return prompt, await loaded.text.decode_long(prompt, skip_special_tokens=body.skip_special_tokens)
