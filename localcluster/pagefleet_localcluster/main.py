@@ -33,6 +33,8 @@ def main(argv: Sequence[str] | None = None) -> None:
     options.dir = options.dir.absolute()
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname).1s %(name)s %(message)s")
     try:
+        if not start_time(os.getpid()):
+            raise ValueError("this needs Linux: there is no /proc here")
         code = options.run(options)
     except (OSError, ValueError, KubeconfigError) as error:
         sys.exit(f"pagefleet-local: {error}")
