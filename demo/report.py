@@ -80,6 +80,6 @@ def problems(report: Report) -> list[str]:
         found.append(f"ready replicas did not go 1 -> 2 or more -> 1: {ready}")
     if not report.streams.get("opened") or report.streams.get("broken") != 0:
         found.append(f"streams broke or none was opened: {report.streams}")
-    if "paris" not in report.answer.lower():
+    if "tokyo" not in report.answer.lower():
         found.append(f"the answer to {report.question!r} is wrong: {report.answer!r}")
     return found
