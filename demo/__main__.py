@@ -24,8 +24,8 @@ NAME = "smollm2"
 SAMPLE_MODEL = "/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 """The path in the sample; the demo puts the installed file's in its place."""
 QUESTION = "What is the capital of Japan?"
-"""Asked greedily. A model this small is a coin's toss from another answer on most questions; on this one its first choice
-leads by about a logit at every token, so rounding (bfloat16, another CPU) does not change the answer."""
+"""Asked greedily. A model this small is near another answer on most questions; on this one its first choice leads by
+about a logit at every token, so rounding (bfloat16, another CPU) does not change the answer."""
 STREAMS = 14
 MAX_TOKENS = 110
 LIMIT_SECONDS = 340.0
