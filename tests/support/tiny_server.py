@@ -1,8 +1,8 @@
-"""A program for pods: answers HTTP on ADDRESS:8000 and does what its command line says.
+"""A program for pods: answers HTTP on $PAGEFLEET_HOST:8000 and does what its command line says.
 
-Runs with `python -I -S` in about 20 ms. Paths: / (the pod's name), /env/NAME, /exit/CODE, /fail (ready turns 503),
-/heal, /ready, /echo (answers after the request body ended), /cat/PATH. `--term SECONDS` goes on serving for so long after
-SIGTERM, `--deaf` ignores it, `--wait SECONDS` binds late, `--say TEXT` writes a termination message to $MESSAGE."""
+Runs with `python -I -S` in about 20 ms. Paths: / (the pod's name), /env/NAME, /exit/CODE, /ready, /fail (/ready turns
+503). `--term SECONDS` goes on serving for so long after SIGTERM, `--deaf` ignores it, `--wait SECONDS` binds late,
+`--say TEXT` writes a termination message to $MESSAGE when it exits."""
 
 import os
 import signal
@@ -32,14 +32,11 @@ def answer(path: str, ready: list[bool]) -> tuple[int, str]:
                 file.write(sys.argv[sys.argv.index("--say") + 1])
         print(f"exiting with {rest}", flush=True)
         os._exit(int(rest))
-    if head in ("fail", "heal"):
-        ready[0] = head == "heal"
+    if head == "fail":
+        ready[0] = False
         return 200, head
     if head == "ready":
         return (200, "ok") if ready[0] else (503, "not ready")
-    if head == "cat":
-        with open(f"/{rest}") as file:
-            return 200, file.read()
     return 200, os.environ.get("HOSTNAME", "?")
 
 
@@ -59,12 +56,6 @@ def main() -> None:
             if not request:
                 continue
             path = request.split(b" ", 2)[1].decode()
-            if path == "/echo":  # reads until the client's half-close
-                body = request.partition(b"\r\n\r\n")[2]
-                while data := connection.recv(65536):
-                    body += data
-                connection.sendall(b"HTTP/1.0 200 OK\r\n\r\n" + body)
-                continue
             code, text = answer(path, ready)
             payload = text.encode()
             head = f"HTTP/1.1 {code} X\r\nContent-Length: {len(payload)}\r\nConnection: close\r\n\r\n"
