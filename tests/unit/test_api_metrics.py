@@ -147,7 +147,7 @@ def tracker(clock: Clock) -> Tracker:
 def sent(tracker: Tracker, request_id: str, *, num_prompt: int = 20) -> None:
     key = object()
     arrival = tracker.arrive(key, 1)
-    tracker.sent(request_id, arrival=arrival, num_prompt=num_prompt, block_size=16)
+    tracker.sent(request_id, arrival=arrival, num_prompt=num_prompt, num_blocks=2)
     tracker.left_door(key)
 
 
@@ -157,7 +157,7 @@ def test_a_request_waits_from_acceptance_until_the_engine_runs_it(tracker: Track
     assert (tracker.num_waiting, tracker.blocks_waiting) == (2, 2), "being tokenised"
     clock.now += 1
     for request_id in ("a", "b"):
-        tracker.sent(request_id, arrival=arrival, num_prompt=33, block_size=16)
+        tracker.sent(request_id, arrival=arrival, num_prompt=33, num_blocks=3)
     tracker.left_door(key)
     assert (tracker.num_waiting, tracker.blocks_waiting, tracker.oldest_waiting_seconds) == (2, 6, 1)
     tracker.on_step(step(101, num_added=1, num_running=1))

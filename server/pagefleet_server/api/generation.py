@@ -1,7 +1,9 @@
 """Runs the choices of one HTTP request through the engine and folds their tokens into text."""
 
 import asyncio
-from collections.abc import AsyncGenerator, Sequence
+import functools
+import itertools
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -79,6 +81,12 @@ class Usage:
         }
 
 
+def batched(plans: Sequence[ChoicePlan], size: int) -> Iterator[Sequence[ChoicePlan]]:
+    """In order, at most `size` together."""
+    for start in range(0, len(plans), size):
+        yield plans[start : start + size]
+
+
 Arrivals = asyncio.Queue[tuple[Choice, Delta | ApiError]]
 
 
@@ -100,8 +108,9 @@ class Generation:
 
     def __enter__(self) -> Self:
         try:
-            for plan in self._plans:
-                self.choices.append(self._submit(plan))
+            for _, plans in itertools.groupby(self._plans, key=lambda plan: plan.prompt_index):
+                for group in batched(list(plans), self._service.settings.engine.scheduler.max_num_seqs):
+                    self._submit(group)
         except EngineError as error:
             self._close()
             raise self._service.explain(error) from error
@@ -148,27 +157,27 @@ class Generation:
                 task.cancel()
             await asyncio.gather(*tasks, return_exceptions=True)
 
-    def _submit(self, plan: ChoicePlan) -> Choice:
-        service, text = self._service, self._text
-        stream = service.client.submit(
-            plan.prompt_token_ids,
-            plan.sampling,
+    def _submit(self, plans: Sequence[ChoicePlan]) -> None:
+        """Choices of one prompt: the engine computes it once."""
+        service, prompt = self._service, plans[0].prompt_token_ids
+        streams = service.client.submit_group(
+            prompt,
+            [plan.sampling for plan in plans],
             tenant=self._terms.tenant,
             cache_salt=self._terms.cache_salt,
             priority=self._terms.priority,
         )
-        service.tracker.sent(
-            stream.request_id,
-            arrival=self._terms.arrival,
-            num_prompt=len(plan.prompt_token_ids),
-            block_size=service.settings.engine.cache.block_size,
-        )
-        service.open_streams[stream.request_id] = stream
-
-        def decode(token_ids: list[int]) -> str:
-            return text.decode(token_ids, skip_special_tokens=plan.skip_special_tokens)
-
-        return Choice(plan, stream, OutputText(decode, plan.prompt_token_ids, plan.rules))
+        num_blocks = -(-len(prompt) // service.settings.engine.cache.block_size)
+        for number, (plan, stream) in enumerate(zip(plans, streams, strict=True)):
+            service.tracker.sent(
+                stream.request_id,
+                arrival=self._terms.arrival,
+                num_prompt=len(prompt),
+                num_blocks=num_blocks if number == 0 else 1,
+            )
+            service.open_streams[stream.request_id] = stream
+            decode = functools.partial(self._text.decode, skip_special_tokens=plan.skip_special_tokens)
+            self.choices.append(Choice(plan, stream, OutputText(decode, prompt, plan.rules)))
 
     async def _follow(self, choice: Choice) -> AsyncGenerator[Delta, None]:
         try:

@@ -51,10 +51,10 @@ class Tracker:
         self._arriving[key] = (count, now)
         return now
 
-    def sent(self, request_id: str, *, arrival: float, num_prompt: int, block_size: int) -> None:
-        """One request is on its way to the engine."""
+    def sent(self, request_id: str, *, arrival: float, num_prompt: int, num_blocks: int) -> None:
+        """One request is on its way to the engine, where it will need so many new blocks."""
         self._timings[request_id] = Timing(arrival, num_prompt)
-        self._unread.append(Unread(self._num_sent, arrival, -(-num_prompt // block_size)))
+        self._unread.append(Unread(self._num_sent, arrival, num_blocks))
         self._num_sent += 1
 
     def left_door(self, key: object) -> None:
