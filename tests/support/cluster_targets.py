@@ -26,6 +26,7 @@ from pagefleet_localcluster.api.server import ApiServer
 from pagefleet_localcluster.client import Client
 from pagefleet_localcluster.controllers.manager import ControllerManager
 from pagefleet_localcluster.kubeconfig import Kubeconfig
+from pagefleet_localcluster.launcher import ClusterSettings, LocalCluster
 from support.localapi import TOKEN, VIEWER_TOKEN
 
 ENVTEST_FOLDER = Path("/usr/local/kubebuilder/bin")
@@ -105,6 +106,34 @@ def embedded_cluster(*, controllers: bool = True) -> Iterator[Kubeconfig]:
         if not started:
             raise RuntimeError(f"the embedded cluster did not start: {failures}")
         yield started[0]
+    finally:
+        stop.set()
+        thread.join()
+
+
+@contextlib.contextmanager
+def whole_cluster(folder: Path) -> Iterator[Path]:
+    """A whole local cluster with one process node, in a thread of its own; yields its kubeconfig."""
+    ready, stop = threading.Event(), threading.Event()
+
+    async def serve() -> None:
+        async with LocalCluster(ClusterSettings(folder)) as cluster:
+            assert cluster.kubeconfig_path.exists()
+            ready.set()
+            while not stop.is_set():
+                await asyncio.sleep(0.02)
+
+    def run() -> None:
+        try:
+            asyncio.run(serve())
+        finally:
+            ready.set()
+
+    thread = threading.Thread(target=run, name="whole cluster")
+    thread.start()
+    try:
+        ready.wait()
+        yield folder / "kubeconfig"
     finally:
         stop.set()
         thread.join()
