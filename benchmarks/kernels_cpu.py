@@ -270,7 +270,7 @@ def bench_rows(bench: Bench, dtype: torch.dtype, rows: int, width: int) -> None:
 
     bench.add(
         f"add + RMSNorm {rows}x{width} {_short(dtype)}",
-        [lambda: ops.add_rms_norm(x, weight[0], 1e-5, residual=residual)],
+        [lambda: ops.add_rms_norm(x, residual, weight[0], epsilon=1e-5)],
         [("torch eager", [norm])],
         num_bytes=4 * x.nbytes,
     )

@@ -40,6 +40,33 @@ def pack(
 KINDS = [*LEVELS, "onednn"]
 
 
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("rows", [1, 2, 7])
+def test_sums_of_bf16_can_come_out_unrounded(rows: int, level: str) -> None:
+    """Logits: in bf16 many of them are equal, and greedy then takes the wrong one."""
+    weight, bias = weights(100, 1536, torch.bfloat16)
+    library = backend(level).library
+    wide = PackedLinear.pack(library, weight, bias, lambda: 1, out_dtype=torch.float32)
+    narrow = PackedLinear.pack(library, weight, bias, lambda: 1)
+    assert wide is not None
+    assert narrow is not None
+    x = torch.randn(rows, 1536, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
+    got = wide(x)
+    assert got.dtype == torch.float32
+    torch.testing.assert_close(got.double(), x.double() @ weight.double().T + bias.double(), atol=1e-5, rtol=1e-5)
+    assert torch.equal(got.to(torch.bfloat16), narrow(x))
+
+
+def test_a_long_sum_in_float32_is_as_good_as_torchs() -> None:
+    """One accumulator over a long K drifts: it is cut into chunks."""
+    weight, _ = weights(64, 8192, torch.float32)
+    x = torch.randn(16, 8192, generator=torch.Generator().manual_seed(1))
+    want = x.double() @ weight.double().T
+    own = (pack(LEVELS[-1], weight)(x).double() - want).pow(2).mean().sqrt()
+    torchs = (torch.nn.functional.linear(x, weight).double() - want).pow(2).mean().sqrt()
+    assert own < 2.0 * torchs
+
+
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
 @pytest.mark.parametrize("with_bias", [False, True])
@@ -69,6 +96,24 @@ def assert_rows_do_not_depend_on_neighbours(
         for first in {0, 5, x.shape[0] - count}:
             if 0 <= first <= x.shape[0] - count:
                 assert torch.equal(linear(x[first : first + count].contiguous()), want[first : first + count])
+
+
+@pytest.mark.parametrize("level", LEVELS)
+@pytest.mark.parametrize("out_features", [49, 128])
+def test_a_wide_result_is_the_sum_before_it_is_rounded(out_features: int, level: str) -> None:
+    weight, bias = weights(out_features, 576, torch.bfloat16)
+    library = backend(level).library
+    wide = PackedLinear.pack(library, weight, bias, lambda: 1, out_dtype=torch.float32)
+    narrow = PackedLinear.pack(library, weight, bias, lambda: 1)
+    assert wide is not None and narrow is not None
+    x = torch.randn(13, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
+    for rows in (13, 5, 1, 0):
+        got = wide(x[:rows])
+        assert got.dtype == torch.float32
+        want = x[:rows].double() @ weight.double().T + bias.double()
+        torch.testing.assert_close(got.double(), want, rtol=2.0**-16, atol=2.0**-16)
+        assert torch.equal(got.bfloat16(), narrow(x[:rows]))
+    assert PackedLinear.pack(library, weight, bias, lambda: 1, out_dtype=torch.float64) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -153,6 +198,7 @@ def test_the_backend_packs_what_it_can_and_says_when_it_cannot() -> None:
     assert isinstance(owner, LinearPacker)
     assert ops.pack_linear(owner, torch.randn(8, 8), None) is not None
     assert ops.pack_linear(owner, torch.randn(8, 8).to(torch.float64), None) is None
+    assert owner.pack_linear(torch.randn(8, 8), None, out_dtype=torch.bfloat16) is None
     odd = ops.pack_linear(owner, torch.randn(8, 7), None)
     assert isinstance(odd, PackedLinear)
 

@@ -40,46 +40,11 @@ def test_add_rms_norm_matches_float64(width: int, offset: float, dtype: torch.dt
     weight = weight[0]
     summed = (residual.float() + x.float()).to(dtype)
     for before, hidden in ((None, x.double()), (residual.clone(), summed.double())):
-        got = ops(level).add_rms_norm(strided(x), weight, 1e-5, residual=before, weight_offset=offset)
+        got = ops(level).add_rms_norm(strided(x), before, weight, epsilon=1e-5, weight_offset=offset)
         scale = torch.rsqrt(hidden.pow(2).mean(1, keepdim=True) + 1e-5)
         assert_rounded_once(got, hidden * scale * (weight.double() + offset))
         if before is not None:
             assert torch.equal(before, summed)
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("dtype", DTYPES, ids=IDS)
-@pytest.mark.parametrize("interleaved", [False, True])
-@pytest.mark.parametrize(("head_dim", "rotary_dim"), [(64, 64), (80, 32), (2, 2), (20, 18)])
-def test_rope_matches_float64(
-    head_dim: int, rotary_dim: int, interleaved: bool, dtype: torch.dtype, level: str
-) -> None:
-    positions = torch.tensor([0, 3, 99, 3, 17])
-    angles = torch.arange(100).unsqueeze(1) * 0.7 ** torch.arange(rotary_dim // 2).unsqueeze(0)
-    table = torch.cat([angles.cos(), angles.sin()], dim=1).float()
-    x = normal(5, 3, head_dim, dtype=dtype)
-    turn = torch.polar(torch.ones(5, 1, rotary_dim // 2, dtype=torch.float64), angles[positions].unsqueeze(1).double())
-    want = x.double()
-    if interleaved:
-        a, b = want[..., 0:rotary_dim:2], want[..., 1:rotary_dim:2]
-    else:
-        a, b = want[..., : rotary_dim // 2], want[..., rotary_dim // 2 : rotary_dim]
-    turned = torch.complex(a, b) * turn
-    a.copy_(turned.real)
-    b.copy_(turned.imag)
-    got = strided(x)
-    ops(level).rope(got, positions, table, interleaved=interleaved)
-    torch.testing.assert_close(got.double(), want, atol=2e-2 if dtype == torch.bfloat16 else 1e-5, rtol=2.0**-8)
-    for heads_first in (x.clone().transpose(0, 1).contiguous().transpose(0, 1),):
-        ops(level).rope(heads_first, positions, table, interleaved=interleaved)
-        assert torch.equal(heads_first, got)
-
-
-def test_rope_refuses_positions_outside_its_table() -> None:
-    rows, table = normal(3, 1, 4), torch.zeros(10, 4)
-    for bad in (-1, 10):
-        with pytest.raises(KernelArgumentError, match=r"positions\[1\]"):
-            ops().rope(rows, torch.tensor([0, bad, 2]), table)
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -109,15 +74,12 @@ def test_rows_do_not_depend_on_neighbours_or_threads(dtype: torch.dtype) -> None
     results = []
     for threads in (1, 2, 5):
         op, state = ops(num_threads=threads), residual.clone()
-        normed = op.add_rms_norm(x, weight, 1e-6, residual=state)
-        rotated = x.view(400, 9, 64).clone()
-        op.rope(rotated, torch.arange(400), torch.linspace(-1, 1, 400 * 64).view(400, 64))
-        results.append((normed, state, rotated, op.gated(x), draws(op, logits)))
+        normed = op.add_rms_norm(x, state, weight, epsilon=1e-6)
+        results.append((normed, state, op.gated(x), draws(op, logits)))
     for other in results[1:]:
         assert all(torch.equal(a, b) for a, b in zip(results[0], other, strict=True))
-    state = residual[7:8].clone()
-    assert torch.equal(ops().add_rms_norm(x[7:8], weight, 1e-6, residual=state)[0], results[0][0][7])
-    assert torch.equal(ops().gated(x[7:8])[0], results[0][3][7])
+    assert torch.equal(ops().add_rms_norm(x[7:8], residual[7:8].clone(), weight, epsilon=1e-6)[0], results[0][0][7])
+    assert torch.equal(ops().gated(x[7:8])[0], results[0][2][7])
 
 
 def draws(op: CpuRowOps, logits: torch.Tensor) -> torch.Tensor:
@@ -135,15 +97,11 @@ def draws(op: CpuRowOps, logits: torch.Tensor) -> torch.Tensor:
 def test_wrong_arguments_name_argument_value_and_bound() -> None:
     op, x = ops(), normal(4, 8)
     with pytest.raises(KernelArgumentError, match=r"x is of dtype torch.float16; it must be of torch.float32 or"):
-        op.add_rms_norm(x.half(), x[0].half(), 1e-5)
+        op.add_rms_norm(x.half(), None, x[0].half(), epsilon=1e-5)
     with pytest.raises(KernelArgumentError, match=r"weight is of shape \(7,\); it must be of shape \(8,\)"):
-        op.add_rms_norm(x, x[0, :7], 1e-5)
+        op.add_rms_norm(x, None, x[0, :7], epsilon=1e-5)
     with pytest.raises(KernelArgumentError, match=r"residual is strided"):
-        op.add_rms_norm(x, x[0], 1e-5, residual=strided(x))
-    with pytest.raises(KernelArgumentError, match=r"table is of shape"):
-        op.rope(x.view(4, 1, 8), torch.arange(4), torch.zeros(9, 10))
-    with pytest.raises(KernelArgumentError, match=r"rows is of shape"):
-        op.rope(x, torch.arange(4), torch.zeros(9, 8))
+        op.add_rms_norm(x, strided(x), x[0], epsilon=1e-5)
     with pytest.raises(KernelArgumentError, match=r"gate_up is of width 7"):
         op.gated(x[:, :7])
     with pytest.raises(KernelArgumentError, match=r"activation is 'relu'; it must be one of silu, gelu_tanh"):
@@ -155,7 +113,6 @@ def test_wrong_arguments_name_argument_value_and_bound() -> None:
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_rows_and_one_row_are_fine(rows: int) -> None:
     op, x = ops(), normal(rows, 64)
-    assert op.add_rms_norm(x, normal(64), 1e-5).shape == (rows, 64)
+    assert op.add_rms_norm(x, None, normal(64), epsilon=1e-5).shape == (rows, 64)
     assert op.gated(x).shape == (rows, 32)
-    op.rope(x.view(rows, 2, 32), torch.zeros(rows, dtype=torch.int64), torch.zeros(1, 32))
     assert draws(op, x).shape == (rows,)

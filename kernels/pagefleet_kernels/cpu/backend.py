@@ -8,12 +8,12 @@ import torch
 from pagefleet_kernels.backend import KVCache, LinearFunction
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.cpu.cache import CpuCache, block_words, why_unsupported
-from pagefleet_kernels.cpu.calls import DTYPE_CODES, AttentionCall, WriteCall
+from pagefleet_kernels.cpu.calls import DTYPE_CODES, AttentionCall, RopeCall, WriteCall
 from pagefleet_kernels.cpu.isa import cpu_flags
 from pagefleet_kernels.cpu.library import Library
 from pagefleet_kernels.cpu.linear import PackedLinear
 from pagefleet_kernels.cpu.onednn import OneDnnPacker
-from pagefleet_kernels.cpu.row_ops import CpuRowOps
+from pagefleet_kernels.cpu.row_ops import CpuRowOps, check_rope
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 
 
@@ -62,27 +62,10 @@ class CpuBackend:
     def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Store rows at their slots."""
         own = _own(cache)
-        num_tokens = key.shape[0]
-        if num_tokens == 0:
+        if key.shape[0] == 0:
             return
         slots = slot_mapping.contiguous()
-        call = WriteCall(
-            key.data_ptr(),
-            value.data_ptr(),
-            own.words.data_ptr(),
-            slots.data_ptr(),
-            key.stride(0),
-            key.stride(1),
-            value.stride(0),
-            value.stride(1),
-            num_tokens,
-            own.shape.num_kv_heads,
-            own.shape.head_dim,
-            own.shape.v_head_dim,
-            own.num_blocks,
-            own.block_size,
-            self.num_threads,
-        )
+        call = self._write_call(own, key, value, slots)
         self.library.call("pagefleet_write_kv", ctypes.byref(call), DTYPE_CODES[own.dtype])
 
     def paged_attention(
@@ -146,16 +129,99 @@ class CpuBackend:
             own.words.shape[1] * 4,
         )
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction | None:
+    def rope_write_kv(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: KVCache,
+        *,
+        slot_mapping: torch.Tensor,
+        positions: torch.Tensor,
+        cos_sin: torch.Tensor,
+        interleaved: bool = False,
+        query_norm: torch.Tensor | None = None,
+        key_norm: torch.Tensor | None = None,
+        epsilon: float = 1e-6,
+    ) -> torch.Tensor:
+        """Turn query [T, Hq, D] and key [T, Hkv, D], store key and value [T, Hkv, Dv]; returns the turned query.
+
+        positions int64 [T] are rows of cos_sin, float32 [positions, R], R even and <= D: cosines of R / 2 angles, then
+        their sines, scaling factors included. Element i turns with i + R / 2, or (interleaved) each even one with the
+        next; the rest pass through. query_norm and key_norm [D]: RMS norms per head before the rotation. All in
+        float32, rounded once. Rows with slot -1 are turned, not stored.
+        """
+        own = _own(cache)
+        check_rope(query, key, value, own, slot_mapping, positions, cos_sin, query_norm, key_norm)
+        turned = torch.empty(query.shape, dtype=query.dtype)
+        call = RopeCall(
+            self._write_call(own, key, value, slot_mapping),
+            query.data_ptr(),
+            turned.data_ptr(),
+            None if query_norm is None else query_norm.data_ptr(),
+            None if key_norm is None else key_norm.data_ptr(),
+            positions.data_ptr(),
+            cos_sin.data_ptr(),
+            query.stride(0),
+            query.stride(1),
+            query.shape[1],
+            cos_sin.shape[1],
+            cos_sin.shape[0],
+            int(interleaved),
+            epsilon,
+        )
+        self.library.call("pagefleet_rope_write_kv", ctypes.byref(call), DTYPE_CODES[own.dtype])
+        return turned
+
+    def add_rms_norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        weight: torch.Tensor,
+        *,
+        epsilon: float,
+        weight_offset: float = 0.0,
+    ) -> torch.Tensor:
+        """See CpuRowOps.add_rms_norm."""
+        return self.row_ops.add_rms_norm(x, residual, weight, epsilon=epsilon, weight_offset=weight_offset)
+
+    def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, 2 N] -> silu(x[:, :N]) * x[:, N:], [T, N]."""
+        return self.row_ops.gated(x)
+
+    def pack_linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, out_dtype: torch.dtype | None = None
+    ) -> LinearFunction | None:
         """weight [N, K] and bias [N] or None -> the linear with its own packed copy; None where nothing here fits.
 
-        The library's own kernel, except on CPUs with AMX, whose matrix units only oneDNN drives: there bf16 goes to it.
+        The library's own kernel, except on CPUs with AMX, whose matrix units only oneDNN drives: there bf16 goes to it,
+        unless the result is wanted wider, which it does not offer.
         """
-        if not (self._has_amx and weight.dtype == torch.bfloat16):
-            own = PackedLinear.pack(self.library, weight, bias, lambda: self.num_threads)
-            if own is not None:
+        wide = out_dtype is not None and out_dtype != weight.dtype
+        if wide or not (self._has_amx and weight.dtype == torch.bfloat16):
+            own = PackedLinear.pack(self.library, weight, bias, lambda: self.num_threads, out_dtype=out_dtype)
+            if own is not None or wide:
                 return own
         return self._onednn.pack(weight, bias)
+
+    def _write_call(self, own: CpuCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> WriteCall:
+        return WriteCall(
+            key.data_ptr(),
+            value.data_ptr(),
+            own.words.data_ptr(),
+            slots.data_ptr(),
+            key.stride(0),
+            key.stride(1),
+            value.stride(0),
+            value.stride(1),
+            key.shape[0],
+            own.shape.num_kv_heads,
+            own.shape.head_dim,
+            own.shape.v_head_dim,
+            own.num_blocks,
+            own.block_size,
+            self.num_threads,
+        )
 
     @staticmethod
     def _block_words(shape: KVShape, block_size: int, dtype: torch.dtype) -> int:

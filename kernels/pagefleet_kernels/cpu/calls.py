@@ -74,6 +74,7 @@ class LinearCall(ctypes.Structure):
         ("in_features", _I32),
         ("out_features", _I32),
         ("num_threads", _I32),
+        ("wide_out", _I32),
     )
 
 
@@ -95,20 +96,23 @@ class NormCall(ctypes.Structure):
 
 
 class RopeCall(ctypes.Structure):
-    """src/elementwise.h, field by field."""
+    """src/rope.h, field by field."""
 
     _fields_ = (
-        ("rows", _P),
+        ("write", WriteCall),
+        ("query", _P),
+        ("turned", _P),
+        ("query_norm", _P),
+        ("key_norm", _P),
         ("positions", _P),
         ("table", _P),
-        ("row_stride", _I64),
-        ("head_stride", _I64),
-        ("num_rows", _I32),
-        ("num_heads", _I32),
+        ("query_row_stride", _I64),
+        ("query_head_stride", _I64),
+        ("num_q_heads", _I32),
         ("rotary_dim", _I32),
         ("num_positions", _I32),
         ("interleaved", _I32),
-        ("num_threads", _I32),
+        ("epsilon", _F32),
     )
 
 
@@ -159,7 +163,7 @@ SIGNATURES: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "pagefleet_write_kv": _checked(WriteCall),
         "pagefleet_linear": _checked(LinearCall),
         "pagefleet_add_rms_norm": _checked(NormCall),
-        "pagefleet_rope": _checked(RopeCall),
+        "pagefleet_rope_write_kv": _checked(RopeCall),
         "pagefleet_gate": _checked(GateCall),
         "pagefleet_sample": _checked(SampleCall),
         "pagefleet_copy_blocks": (_P, _P, _I64, _I64, _I64, _WHERE),

@@ -15,7 +15,7 @@ PANEL_OUTPUTS = 64
 
 @dataclass(frozen=True, slots=True)
 class PackedLinear:
-    """x [..., K] -> x @ weight.T + bias, [..., N], in x's dtype, which is the weight's."""
+    """x [..., K] in the weight's dtype -> x @ weight.T + bias, [..., N], in out_dtype."""
 
     library: Library
     packed: torch.Tensor
@@ -25,15 +25,26 @@ class PackedLinear:
     out_features: int
     num_threads: Callable[[], int]
     """Threads that a call uses at most."""
+    out_dtype: torch.dtype
+    """The weight's, or float32: the sums as they are, not rounded."""
 
     @classmethod
     def pack(
-        cls, library: Library, weight: torch.Tensor, bias: torch.Tensor | None, num_threads: Callable[[], int]
+        cls,
+        library: Library,
+        weight: torch.Tensor,
+        bias: torch.Tensor | None,
+        num_threads: Callable[[], int],
+        *,
+        out_dtype: torch.dtype | None = None,
     ) -> "PackedLinear | None":
-        """Copy the weight [N, K] into the library's layout; None for a dtype or an odd K that it does not hold."""
+        """Copy the weight [N, K] into the library's layout; None for dtypes or an odd K that it does not hold."""
         out_features, in_features = weight.shape
         code = DTYPE_CODES.get(weight.dtype)
         if code is None or in_features % (4 // weight.dtype.itemsize) or weight.device.type != "cpu":
+            return None
+        out_dtype = weight.dtype if out_dtype is None else out_dtype
+        if out_dtype not in (weight.dtype, torch.float32):
             return None
         source = weight.detach()
         if source.stride(1) != 1:
@@ -52,7 +63,7 @@ class PackedLinear:
             code,
         )
         own_bias = None if bias is None else bias.detach().clone().contiguous()
-        return cls(library, packed, own_bias, in_features, out_features, num_threads)
+        return cls(library, packed, own_bias, in_features, out_features, num_threads, out_dtype)
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Raises KernelArgumentError for another width or dtype than the weight's."""
@@ -64,7 +75,7 @@ class PackedLinear:
         rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if rows.stride(1) != 1:
             rows = rows.contiguous()
-        out = torch.empty(rows.shape[0], self.out_features, dtype=x.dtype)
+        out = torch.empty(rows.shape[0], self.out_features, dtype=self.out_dtype)
         call = LinearCall(
             rows.data_ptr(),
             out.data_ptr(),
@@ -75,6 +86,7 @@ class PackedLinear:
             self.in_features,
             self.out_features,
             self.num_threads(),
+            int(self.out_dtype == torch.float32),
         )
         self.library.call("pagefleet_linear", ctypes.byref(call), DTYPE_CODES[x.dtype])
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)

@@ -9,7 +9,8 @@ from collections.abc import Callable
 import torch
 
 from pagefleet_kernels.checks import check_tensor, refuse
-from pagefleet_kernels.cpu.calls import DTYPE_CODES, GateCall, NormCall, RopeCall, SampleCall
+from pagefleet_kernels.cpu.cache import CpuCache
+from pagefleet_kernels.cpu.calls import DTYPE_CODES, GateCall, NormCall, SampleCall
 from pagefleet_kernels.cpu.library import Library
 
 _CPU = torch.device("cpu")
@@ -26,16 +27,16 @@ class CpuRowOps:
     def add_rms_norm(
         self,
         x: torch.Tensor,
+        residual: torch.Tensor | None,
         weight: torch.Tensor,
-        epsilon: float,
         *,
-        residual: torch.Tensor | None = None,
+        epsilon: float,
         weight_offset: float = 0.0,
     ) -> torch.Tensor:
-        """h / sqrt(mean(h^2) + epsilon) * (weight + weight_offset) for x [T, N], weight [N] -> new [T, N].
+        """RMS norm over the last dimension of h = x + residual [T, N], times weight [N] + weight_offset -> new [T, N].
 
-        With residual [T, N], contiguous: h = residual + x, rounded to the dtype and left in residual (in place), which
-        must not overlap x. Without: h = x. weight_offset is 1 for models that store weight - 1 (Gemma).
+        residual becomes h, rounded to the dtype (it is contiguous and does not overlap x); None: h = x. weight_offset
+        is 1 for models that store weight - 1 (Gemma).
         """
         rows, width = _matrix("x", x)
         check_tensor("weight", weight, (width,), x.dtype, _CPU)
@@ -57,41 +58,6 @@ class CpuRowOps:
         )
         self._library.call("pagefleet_add_rms_norm", ctypes.byref(call), DTYPE_CODES[x.dtype])
         return out
-
-    def rope(
-        self, rows: torch.Tensor, positions: torch.Tensor, table: torch.Tensor, *, interleaved: bool = False
-    ) -> None:
-        """Rotate rows [T, H, D] in place by their positions int64 [T].
-
-        table float32 [P, R], contiguous, R even and <= D: for each position the cosines of R / 2 angles, then their
-        sines, scaling factors included. The first R elements of a head are rotated: element i with i + R / 2, or
-        (interleaved) each even element with the next one. Raises KernelArgumentError for a position outside [0, P).
-        """
-        if rows.dim() != 3:
-            raise refuse("rows", f"of shape {tuple(rows.shape)}", "[T, H, D]")
-        num_rows, num_heads, head_dim = rows.shape
-        _check_dtype("rows", rows)
-        check_tensor("rows", rows, (num_rows, num_heads, head_dim), rows.dtype, _CPU)
-        check_tensor("positions", positions, (num_rows,), torch.int64, _CPU)
-        if table.dim() != 2 or table.shape[1] % 2 or table.shape[1] > head_dim:
-            raise refuse("table", f"of shape {tuple(table.shape)}", f"[P, R] with R even and <= {head_dim}")
-        check_tensor("table", table, tuple(table.shape), torch.float32, _CPU)
-        _check_contiguous("table", table)
-        _check_contiguous("positions", positions)
-        call = RopeCall(
-            rows.data_ptr(),
-            positions.data_ptr(),
-            table.data_ptr(),
-            rows.stride(0),
-            rows.stride(1),
-            num_rows,
-            num_heads,
-            table.shape[1],
-            table.shape[0],
-            int(interleaved),
-            self._num_threads(),
-        )
-        self._library.call("pagefleet_rope", ctypes.byref(call), DTYPE_CODES[rows.dtype])
 
     def gated(self, gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
         """activation(gate) * up for gate_up [T, 2N] (gates, then ups) -> new [T, N]; see ACTIVATIONS."""
@@ -159,6 +125,37 @@ class CpuRowOps:
         )
         self._library.call("pagefleet_sample", ctypes.byref(call), DTYPE_CODES[logits.dtype])
         return tokens
+
+
+def check_rope(
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    cache: CpuCache,
+    slot_mapping: torch.Tensor,
+    positions: torch.Tensor,
+    cos_sin: torch.Tensor,
+    query_norm: torch.Tensor | None,
+    key_norm: torch.Tensor | None,
+) -> None:
+    """Refuse what does not fit together in CpuBackend.rope_write_kv."""
+    shape, dtype = cache.shape, cache.dtype
+    if query.dim() != 3:
+        raise refuse("query", f"of shape {tuple(query.shape)}", "[T, Hq, D]")
+    num_tokens, num_q_heads, _ = query.shape
+    check_tensor("query", query, (num_tokens, num_q_heads, shape.head_dim), dtype, _CPU)
+    check_tensor("key", key, (num_tokens, shape.num_kv_heads, shape.head_dim), dtype, _CPU)
+    check_tensor("value", value, (num_tokens, shape.num_kv_heads, shape.v_head_dim), dtype, _CPU)
+    for name, numbers in (("slot_mapping", slot_mapping), ("positions", positions)):
+        check_tensor(name, numbers, (num_tokens,), torch.int64, _CPU)
+        _check_contiguous(name, numbers)
+    if cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > shape.head_dim:
+        raise refuse("cos_sin", f"of shape {tuple(cos_sin.shape)}", f"[P, R] with R even and <= {shape.head_dim}")
+    check_tensor("cos_sin", cos_sin, tuple(cos_sin.shape), torch.float32, _CPU)
+    _check_contiguous("cos_sin", cos_sin)
+    for name, norm in (("query_norm", query_norm), ("key_norm", key_norm)):
+        if norm is not None:
+            check_tensor(name, norm, (shape.head_dim,), dtype, _CPU)
 
 
 def _matrix(name: str, tensor: torch.Tensor) -> tuple[int, int]:

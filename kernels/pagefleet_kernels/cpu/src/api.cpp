@@ -8,6 +8,7 @@
 #include "elementwise.h"
 #include "kv_write.h"
 #include "linear.h"
+#include "rope.h"
 #include "sampler.h"
 
 using namespace pagefleet;
@@ -78,12 +79,10 @@ int32_t pagefleet_add_rms_norm(const NormCall* call, int32_t dtype, int32_t*) {
     return typed(dtype, [&](auto type) { add_rms_norm<decltype(type)>(*call); });
 }
 
-int32_t pagefleet_rope(const RopeCall* call, int32_t dtype, int32_t* where) {
-    for (int row = 0; row < call->num_rows; ++row) {
-        *where = row;
-        if (call->positions[row] < 0 || call->positions[row] >= call->num_positions) return kBadPosition;
-    }
-    return typed(dtype, [&](auto type) { rope<decltype(type)>(*call); });
+int32_t pagefleet_rope_write_kv(const RopeCall* call, int32_t dtype, int32_t* where) {
+    Status status = check(*call, where);
+    if (status != kOk) return status;
+    return typed(dtype, [&](auto type) { rope_write_kv<decltype(type)>(*call); });
 }
 
 int32_t pagefleet_gate(const GateCall* call, int32_t dtype, int32_t*) {

@@ -1,5 +1,5 @@
-// Row-wise neighbours of attention: add + RMSNorm, rotary embedding, gated activation. Each row on its own, computed in
-// float, rounded once.
+// Row-wise neighbours of attention: add + RMSNorm, gated activation. Each row on its own, computed in float, rounded
+// once.
 #pragma once
 
 #include <algorithm>
@@ -67,56 +67,6 @@ void add_rms_norm(const NormCall& call) {
         }
     };
     for_rows(call.num_threads, call.num_rows, call.width, norm);
-}
-
-// Mirrored field by field in calls.py.
-struct RopeCall {
-    void* rows;                // [num_rows, num_heads, head_dim], strides below; rotated in place
-    const int64_t* positions;  // [num_rows]
-    const float* table;        // [num_positions, rotary_dim]: cosines, then sines, of rotary_dim / 2 angles
-    int64_t row_stride, head_stride;
-    int32_t num_rows, num_heads, rotary_dim, num_positions;
-    int32_t interleaved;  // 0: element i pairs with i + rotary_dim / 2; 1: with its neighbour
-    int32_t num_threads;
-};
-
-template <class T>
-void rotate_halves(T* head, const float* cosines, const float* sines, int half) {
-    for (int d = 0; d < half; d += kLanes) {
-        int n = std::min(kLanes, half - d);
-        Vec a = load_part(head + d, n), b = load_part(head + half + d, n);
-        Vec c = load_part(cosines + d, n), s = load_part(sines + d, n);
-        store_part(head + d, a * c - b * s, n);
-        store_part(head + half + d, b * c + a * s, n);
-    }
-}
-
-inline void put(float* p, float x) { *p = x; }
-inline void put(Bf16* p, float x) { *p = to_bf16(x); }
-
-template <class T>
-void rotate_pairs(T* head, const float* cosines, const float* sines, int half) {
-    for (int d = 0; d < half; ++d) {
-        float a = to_float(head[2 * d]), b = to_float(head[2 * d + 1]);
-        put(head + 2 * d, a * cosines[d] - b * sines[d]);
-        put(head + 2 * d + 1, b * cosines[d] + a * sines[d]);
-    }
-}
-
-template <class T>
-void rope(const RopeCall& call) {
-    const int half = call.rotary_dim / 2;
-    auto rotate = [&](int row) {
-        const float* cosines = call.table + call.positions[row] * call.rotary_dim;
-        for (int head = 0; head < call.num_heads; ++head) {
-            T* x = static_cast<T*>(call.rows) + row * call.row_stride + head * call.head_stride;
-            if (call.interleaved != 0)
-                rotate_pairs(x, cosines, cosines + half, half);
-            else
-                rotate_halves(x, cosines, cosines + half, half);
-        }
-    };
-    for_rows(call.num_threads, call.num_rows, int64_t{call.num_heads} * call.rotary_dim, rotate);
 }
 
 // Mirrored field by field in calls.py.

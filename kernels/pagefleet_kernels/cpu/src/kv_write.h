@@ -31,30 +31,34 @@ inline Status check(const WriteCall& call, int32_t* where) {
     return kOk;
 }
 
+// One token's key and value of one head, to its slot.
+template <class T>
+void store_token(const Layout& layout, void* kv, int64_t slot, int head, const T* key, const T* value) {
+    constexpr int kPerWord = Element<T>::per_word;
+    const int block_size = layout.tiles_per_block * kTile;
+    const int offset = static_cast<int>(slot % block_size), in_tile = offset % kTile;
+    T* tile = reinterpret_cast<T*>(static_cast<uint32_t*>(kv) +
+                                   layout.tile_offset(slot / block_size, head, offset / kTile));
+    T* k = tile + in_tile * kPerWord;
+    for (int word = 0; word < layout.k_words; ++word)
+        std::memcpy(k + static_cast<size_t>(word) * kTile * kPerWord, key + word * kPerWord, 4);
+    T* v = tile + (layout.k_tile_words() + static_cast<size_t>(in_tile / kPerWord) * layout.v_pad) * kPerWord +
+           in_tile % kPerWord;
+    for (int d = 0; d < layout.v_head_dim; ++d) v[d * kPerWord] = value[d];
+}
+
 template <class T>
 void write_kv(const WriteCall& call) {
-    constexpr int kPerWord = Element<T>::per_word;
     constexpr int64_t kWorthAThread = 1 << 16;  // elements
-    const Layout layout(call.num_kv_heads, call.head_dim, call.v_head_dim, call.block_size, kPerWord);
+    const Layout layout(call.num_kv_heads, call.head_dim, call.v_head_dim, call.block_size, Element<T>::per_word);
     // One head at a time: two tokens that share a word are then written by one thread.
     auto write_head = [&](int head) {
-        for (int token = 0; token < call.num_tokens; ++token) {
-            int64_t slot = call.slots[token];
-            if (slot < 0) continue;
-            int offset = static_cast<int>(slot % call.block_size);
-            int in_tile = offset % kTile;
-            T* tile = reinterpret_cast<T*>(static_cast<uint32_t*>(call.kv) +
-                                           layout.tile_offset(slot / call.block_size, head, offset / kTile));
-            const T* key = static_cast<const T*>(call.key) + token * call.key_row_stride + head * call.key_head_stride;
-            T* k = tile + in_tile * kPerWord;
-            for (int word = 0; word < layout.k_words; ++word)
-                std::memcpy(k + static_cast<size_t>(word) * kTile * kPerWord, key + word * kPerWord, 4);
-            const T* value =
-                static_cast<const T*>(call.value) + token * call.value_row_stride + head * call.value_head_stride;
-            T* v = tile + (layout.k_tile_words() + static_cast<size_t>(in_tile / kPerWord) * layout.v_pad) * kPerWord +
-                   in_tile % kPerWord;
-            for (int d = 0; d < call.v_head_dim; ++d) v[d * kPerWord] = value[d];
-        }
+        for (int token = 0; token < call.num_tokens; ++token)
+            if (call.slots[token] >= 0)
+                store_token(layout, call.kv, call.slots[token], head,
+                            static_cast<const T*>(call.key) + token * call.key_row_stride + head * call.key_head_stride,
+                            static_cast<const T*>(call.value) + token * call.value_row_stride +
+                                head * call.value_head_stride);
     };
     int64_t elements = static_cast<int64_t>(call.num_tokens) * call.num_kv_heads * (call.head_dim + call.v_head_dim);
     int threads = static_cast<int>(std::min<int64_t>(call.num_threads, elements / kWorthAThread + 1));

@@ -1,8 +1,9 @@
 // Linears: x [rows, K] times a packed weight [N, K], plus a bias -> [rows, N].
 //
 // The weight lies in panels of 64 outputs, words as in layout.h: [N / 64][k_words][64], the last panel padded with
-// zeros. An output is one accumulator that runs over K in order, then the bias, then one rounding: a row's result
-// depends neither on the rows beside it nor on threads.
+// zeros. An output is summed over K in order, in chunks of fixed size whose sums are added in order (which halves the
+// error of one long sum), then the bias, then one rounding (none with wide_out): a row's result depends neither on the
+// rows beside it nor on threads.
 #pragma once
 
 #include <algorithm>
@@ -12,7 +13,8 @@
 
 namespace pagefleet {
 
-constexpr int kPanel = 64;  // outputs
+constexpr int kPanel = 64;         // outputs
+constexpr int kChunkWords = 256;  // of K
 
 // Mirrored field by field in calls.py.
 struct LinearCall {
@@ -23,6 +25,7 @@ struct LinearCall {
     int64_t x_row_stride;  // elements
     int32_t num_rows, in_features, out_features;
     int32_t num_threads;  // at most
+    int32_t wide_out;     // out is float, whatever x is
 };
 
 // weight [N, K], rows contiguous -> packed [ceil(N / 64) * 64 * K]; K is a multiple of the elements of a word.
@@ -45,15 +48,23 @@ void pack_linear(const T* weight, int64_t row_stride, int out_features, int in_f
 // R rows from `row` on, the outputs [column, column + 16 * kMaxColumns).
 template <class T, int R>
 inline void linear_block(const LinearCall& call, const char* const* x, const uint32_t* panel, int row, int column) {
-    Vec acc[R][kMaxColumns];
+    Vec total[R][kMaxColumns];
     const uint32_t* b[kMaxColumns];
+    const int k_words = call.in_features / Element<T>::per_word;
 #pragma GCC unroll 8
     for (int c = 0; c < kMaxColumns; ++c) b[c] = panel + column % kPanel + c * kLanes;
+    for (int begin = 0; begin < k_words; begin += kChunkWords) {
+        Vec acc[R][kMaxColumns];
 #pragma GCC unroll 8
-    for (int r = 0; r < R; ++r)
+        for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int c = 0; c < kMaxColumns; ++c) acc[r][c] = set1(0.0f);
-    accumulate<T, false, R, kMaxColumns>(acc, x, b, b, kPanel, 0, call.in_features / Element<T>::per_word);
+            for (int c = 0; c < kMaxColumns; ++c) acc[r][c] = set1(0.0f);
+        accumulate<T, false, R, kMaxColumns>(acc, x, b, b, kPanel, begin, std::min(begin + kChunkWords, k_words));
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < kMaxColumns; ++c) total[r][c] = begin == 0 ? acc[r][c] : total[r][c] + acc[r][c];
+    }
 #pragma GCC unroll 8
     for (int c = 0; c < kMaxColumns; ++c) {
         int first = column + c * kLanes;
@@ -61,9 +72,14 @@ inline void linear_block(const LinearCall& call, const char* const* x, const uin
         if (n <= 0) return;
         Vec bias = call.bias == nullptr ? set1(0.0f) : load_part(static_cast<const T*>(call.bias) + first, n);
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-            store_part(static_cast<T*>(call.out) + static_cast<size_t>(row + r) * call.out_features + first,
-                       call.bias == nullptr ? acc[r][c] : acc[r][c] + bias, n);
+        for (int r = 0; r < R; ++r) {
+            Vec sum = call.bias == nullptr ? total[r][c] : total[r][c] + bias;
+            size_t at = static_cast<size_t>(row + r) * call.out_features + first;
+            if (call.wide_out != 0)
+                store_part(static_cast<float*>(call.out) + at, sum, n);
+            else
+                store_part(static_cast<T*>(call.out) + at, sum, n);
+        }
     }
 }
 
