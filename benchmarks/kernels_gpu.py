@@ -32,6 +32,8 @@ from pagefleet_kernels.errors import BackendUnavailable  # noqa: E402
 FP8 = torch.float8_e4m3fn
 BF16 = torch.bfloat16
 HEADS, KV_HEADS = 32, 8
+FILL_BLOCKS = 16384
+"""Filled at a time, to bound the random numbers held."""
 TIME_BUDGET_SECONDS = 170.0
 """Rows that would start later are reported as skipped."""
 
@@ -93,17 +95,17 @@ class Scene:
     batch: AttentionBatch
 
 
-def make_scene(backend: Any, work: Work, *, seed: int) -> Scene:
+def make_scene(backend: Any, work: Work, *, seed: int, block_size: int = 16) -> Scene:
     """Random data; blocks of every sequence scattered over the pool."""
     generator = torch.Generator("cuda").manual_seed(seed)
     shape = KVShape(num_kv_heads=KV_HEADS, head_dim=work.head_dim, v_head_dim=work.head_dim)
-    blocks = -(-work.length // 16)
+    blocks = -(-work.length // block_size)
     total = work.sequences * blocks + 1
     device = torch.device("cuda")
-    cache = backend.allocate(shape, num_blocks=total, block_size=16, dtype=work.storage, device=device)
-    for start in range(0, total, 65536):
-        part = cache.memory[start : start + 65536]
-        part.copy_(torch.randn(part.shape, generator=generator, device="cuda", dtype=BF16).to(work.storage))
+    cache = backend.allocate(shape, num_blocks=total, block_size=block_size, dtype=work.storage, device=device)
+    for memory in (cache.keys, cache.values):
+        for part in memory.split(FILL_BLOCKS):
+            part.copy_(torch.randn(part.shape, generator=generator, device="cuda", dtype=BF16).to(work.storage))
     rows = work.sequences * work.rows
     order = torch.randperm(total - 1, generator=generator, device="cuda") + 1
     batch = AttentionBatch(
@@ -156,6 +158,22 @@ def baseline(work: Work, kind: SDPBackend) -> Timing | str:
         return str(error).splitlines()[0][:60]
 
 
+def torch_varlen(work: Work) -> Timing | str:
+    """torch's own paged attention, blocks of 256; the reason where this torch or the work has none."""
+    if work.storage == FP8:
+        return "no fp8 there"
+    from pagefleet_kernels.varlen import make_backend
+
+    try:
+        backend = make_backend()
+        scenes = [make_scene(backend, work, seed=seed, block_size=256) for seed in range(rotations(work.kv_bytes))]
+        return time_graph([partial(call, backend, work, scene) for scene in scenes])
+    except BackendUnavailable as error:
+        return error.reason
+    except RuntimeError as error:
+        return str(error).splitlines()[0][:60]
+
+
 def measure(backend: Any, work: Work, ceilings: dict[str, float]) -> dict[str, Any]:
     """One row of the attention table."""
     scenes = [make_scene(backend, work, seed=seed) for seed in range(rotations(work.kv_bytes))]
@@ -177,6 +195,8 @@ def measure(backend: Any, work: Work, ceilings: dict[str, float]) -> dict[str, A
     for name, kind in (("FA2", SDPBackend.FLASH_ATTENTION), ("cuDNN", SDPBackend.CUDNN_ATTENTION)):
         result = baseline(work, kind)
         row[f"{name} us"] = result.microseconds if isinstance(result, Timing) else result
+    result = torch_varlen(work)
+    row["torch varlen us"] = result.microseconds if isinstance(result, Timing) else result
     torch.cuda.empty_cache()
     return row
 

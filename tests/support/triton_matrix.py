@@ -14,11 +14,11 @@ import torch
 import triton
 
 from pagefleet_kernels.triton.cache import FP8
-from pagefleet_kernels.triton.launch import AMPERE, BLACKWELL, HOPPER, Device, Launch
+from pagefleet_kernels.triton.launch import ADA, AMPERE, BLACKWELL, HOPPER, Device, Launch
 from support import triton_plans as plans
 from support.triton_compile import Compiled, compile_launch
 
-DEVICES = {80: AMPERE, 90: HOPPER, 100: BLACKWELL}
+DEVICES = {80: AMPERE, 89: ADA, 90: HOPPER, 100: BLACKWELL}
 WIDTHS = ((64, 64), (80, 80), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256))
 EVERYTHING: dict[str, Any] = {"window": 1024, "softcap": 30.0, "sinks": True}
 
@@ -122,7 +122,7 @@ def faults(entry: Entry, row: Row) -> list[str]:
 
 def _matrix_instructions(entry: Entry, compiled: Compiled) -> int:
     """Decode tiles of 16 rows use mma.sync everywhere; prefill tiles use what each generation is fast with."""
-    if not entry.name.startswith("prefill") or entry.device.capability == 80:
+    if not entry.name.startswith("prefill") or entry.device.capability < 90:
         return compiled.count("HMMA")
     return compiled.count("HGMMA") if entry.device.capability == 90 else compiled.count("UTC", "MMA")
 

@@ -52,7 +52,7 @@ def decode_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int)
     elif widest > 256:
         tile, num_warps, num_stages = 16, 8, 3
     elif widest == 256 and (kv_bytes == 1 or device.shared_bytes < LARGE_SHARED_BYTES):
-        tile = 32
+        tile, num_stages = 32, 2
     return DecodeConfig(tile=tile, split=256, max_splits=64, num_warps=num_warps, num_stages=num_stages)
 
 
@@ -60,7 +60,7 @@ def prefill_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int
     """kv_bytes: bytes of one stored element; 4 is float32, for tests and for models that insist."""
     narrowest, widest = sorted((pow2(head_dim), pow2(v_head_dim)))
     large = device.shared_bytes >= LARGE_SHARED_BYTES
-    rows, tile, num_stages = 128, 64, 3 if large else 2
+    rows, tile, num_warps, num_stages = 128, 64, 8, 3 if large else 2
     if device.capability == 0:
         rows = 64
     elif kv_bytes > 2:
@@ -71,6 +71,8 @@ def prefill_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int
         rows, tile, num_stages = 128, 64, 2
     elif widest == 256:
         rows, tile, num_stages = 128 if large else 64, 32, 2
-    elif widest <= 64 and device.capability >= 100:
+    elif widest == 128 and not large:  # two programs per multiprocessor instead of one that spills
+        rows, tile, num_warps = 64, 32, 4
+    elif widest <= 64 and large and device.capability >= 100:
         rows, tile, num_stages = 128, 128, 2
-    return PrefillConfig(rows=rows, tile=tile, num_warps=8, num_stages=num_stages)
+    return PrefillConfig(rows=rows, tile=tile, num_warps=num_warps, num_stages=num_stages)

@@ -28,6 +28,7 @@ class Device:
 
 INTERPRETER = Device(capability=0, shared_bytes=1 << 30)
 AMPERE = Device(capability=80, shared_bytes=163 * 1024)
+ADA = Device(capability=89, shared_bytes=99 * 1024)
 HOPPER = Device(capability=90, shared_bytes=227 * 1024)
 BLACKWELL = Device(capability=100, shared_bytes=227 * 1024)
 

@@ -85,7 +85,7 @@ class VarlenBackend:
     def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Store rows at their slots."""
         own = _own(cache)
-        # Rows without a slot are written too, where nobody reads: so no shape depends on values, and graphs can hold it.
+        # Rows without a slot are written too, where nobody reads: no shape depends on values, so graphs can hold it.
         slots = torch.where(slot_mapping < 0, own.num_blocks * own.block_size, slot_mapping)
         own.keys.flatten(0, 1).index_copy_(0, slots, key)
         own.values.flatten(0, 1).index_copy_(0, slots, value)
