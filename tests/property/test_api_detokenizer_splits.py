@@ -7,7 +7,11 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
+from pagefleet_server.api.byte_detokenizer import ByteDetokenizer
 from pagefleet_server.api.detokenizer import MAX_WINDOW_TOKENS, Decode, Detokenizer
+from pagefleet_server.api.token_text import TokenTexts
+from pagefleet_server.tokenizer import load_tokenizer
+from support.smollm2 import smollm2_gguf
 
 TEXTS = st.text(st.one_of(st.sampled_from("a é€漢🙂\u200d\n"), st.characters(exclude_categories=["Cs"])), max_size=60)
 
@@ -80,6 +84,40 @@ def test_output_without_any_character_costs_bounded_work() -> None:
     for _ in range(1000):
         detokenizer.feed([0])
     assert longest <= MAX_WINDOW_TOKENS
+
+
+REAL = load_tokenizer(smollm2_gguf())
+REAL_TEXTS = TokenTexts(REAL.tokenizer)
+
+
+@given(
+    prompt=st.lists(st.integers(0, 49151), max_size=12),
+    output=st.lists(st.integers(0, 49151), max_size=30),
+    text=TEXTS,
+    group=st.integers(1, 4),
+)
+def test_joining_bytes_gives_what_the_tokenizer_decodes(
+    prompt: list[int], output: list[int], text: str, group: int
+) -> None:
+    """Tokens of a real byte-level model: any sequence of them, and those of a text."""
+    ids = output + REAL.tokenizer.encode(text, add_special_tokens=False).ids
+    hidden = REAL.special_token_ids
+    fast = ByteDetokenizer(lambda i: b"" if i in hidden else REAL_TEXTS.data(i), [])
+    pieces = [fast.feed(ids[start : start + group]) for start in range(0, len(ids), group)]
+    assert "".join([*pieces, fast.flush()]) == REAL.tokenizer.decode(ids, skip_special_tokens=True)
+
+
+@given(text=TEXTS, start=st.integers(0, 400), rest=st.binary(max_size=6))
+def test_joining_bytes_leaks_nothing_of_a_torn_prompt(text: str, start: int, rest: bytes) -> None:
+    assume("\ufffd" not in text)
+    data = text.encode()
+    start %= len(data) + 1
+    ids = [*data[:start]], [*data[start:]]
+    fast = ByteDetokenizer(lambda i: bytes([i]), ids[0])
+    whole = len(data[:start].decode(errors="ignore"))
+    assert fast.feed(ids[1]) + fast.flush() == text[whole:]
+    torn = ByteDetokenizer(lambda i: bytes([i]), [0xE2, 0x82])
+    assert torn.feed(list(b"x" + rest)) + torn.flush() == "x" + rest.decode(errors="replace")
 
 
 def byte_fallback_tokenizer() -> Tokenizer:

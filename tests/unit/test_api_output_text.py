@@ -1,5 +1,9 @@
 """One choice's output: stop strings, stop tokens, minimum lengths, and what is counted."""
 
+from typing import Any
+
+from pagefleet_server.api.byte_detokenizer import ByteDetokenizer
+from pagefleet_server.api.detokenizer import Detokenizer
 from pagefleet_server.api.output_text import Delta, OutputText, TextRules
 
 EOS = 0
@@ -10,8 +14,8 @@ def decode(token_ids: list[int]) -> str:
     return "".join(TOKENS[i] for i in token_ids)
 
 
-def output(**rules: object) -> OutputText:
-    return OutputText(decode, [1, 2], TextRules(**{"hidden_stop_ids": frozenset({EOS}), **rules}))  # type: ignore[arg-type]  # keyword defaults
+def output(**rules: Any) -> OutputText:
+    return OutputText(Detokenizer(decode, [1, 2]), TextRules(**{"hidden_stop_ids": frozenset({EOS}), **rules}))
 
 
 def test_text_comes_token_by_token() -> None:
@@ -62,5 +66,5 @@ def test_stop_strings_do_not_count_before_the_minimum() -> None:
 
 def test_an_unfinished_character_at_the_end_is_shown_as_one() -> None:
     pieces = [b"\xe6", b"\xbc", b"x"]
-    text = OutputText(lambda ids: b"".join(pieces[i] for i in ids).decode(errors="replace"), [], TextRules())
+    text = OutputText(ByteDetokenizer(pieces.__getitem__), TextRules())
     assert text.feed([0, 1], "length") == Delta("\ufffd", (0, 1), "length")

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from pagefleet_server.api.byte_detokenizer import ByteDetokenizer
 from pagefleet_server.api.chat_reply import ChatReply
 from pagefleet_server.api.completion_reply import CompletionReply
 from pagefleet_server.api.generation import Choice, ChoicePlan, Usage
@@ -39,7 +40,7 @@ def chat_reply(*, tools: bool = False, reasoning: bool = False, shown: bool = Tr
 
 def choice(*texts: str, finish_reason: str = "stop") -> tuple[Choice, list[Delta]]:
     plan = ChoicePlan(0, 0, [1, 2], SamplingParams(max_tokens=9), TextRules())
-    made = Choice(plan, RequestStream("r", lambda _: None), OutputText(lambda ids: "", [], TextRules()))
+    made = Choice(plan, RequestStream("r", lambda _: None), OutputText(ByteDetokenizer(lambda _: b""), TextRules()))
     deltas = [Delta(text, (number,)) for number, text in enumerate(texts)]
     deltas.append(Delta("", (99,), finish_reason))
     made.text, made.last = list(texts), deltas[-1]

@@ -1,6 +1,7 @@
 """From token ids to text, piece by piece: the pieces joined are the text, and no character is ever split."""
 
 from collections.abc import Callable, Sequence
+from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 8
@@ -12,8 +13,18 @@ MAX_WINDOW_TOKENS = 64
 Decode = Callable[[list[int]], str]
 
 
+class TokensToText(Protocol):
+    """What makes text of one request's tokens."""
+
+    def feed(self, token_ids: Sequence[int]) -> str:
+        """The text that these tokens complete; may be empty."""
+
+    def flush(self) -> str:
+        """At the end: what was held back."""
+
+
 class Detokenizer:
-    """Text of one request's output.
+    """Text of one request's output, for any tokenizer.
 
     Decodes a short window of recent tokens each time and gives out what is new. A trailing U+FFFD may be the start of
     a character whose other bytes are still to come, so it is held back until it is replaced or something follows.

@@ -1,7 +1,6 @@
 """Runs the choices of one HTTP request through the engine and folds their tokens into text."""
 
 import asyncio
-import functools
 import itertools
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
@@ -176,8 +175,8 @@ class Generation:
                 num_blocks=num_blocks if number == 0 else 1,
             )
             service.open_streams[stream.request_id] = stream
-            decode = functools.partial(self._text.decode, skip_special_tokens=plan.skip_special_tokens)
-            self.choices.append(Choice(plan, stream, OutputText(decode, prompt, plan.rules)))
+            detokenizer = self._text.detokenizer(prompt, skip_special_tokens=plan.skip_special_tokens)
+            self.choices.append(Choice(plan, stream, OutputText(detokenizer, plan.rules)))
 
     async def _follow(self, choice: Choice) -> AsyncGenerator[Delta, None]:
         try:

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from pagefleet_server.api.detokenizer import Decode, Detokenizer
+from pagefleet_server.api.detokenizer import TokensToText
 from pagefleet_server.api.stop_strings import StopStrings
 from pagefleet_server.core.step import TokenLogprobs
 
@@ -37,8 +37,8 @@ class Delta:
 class OutputText:
     """Fold of one request's outputs. After a Delta with finish_reason nothing may be fed."""
 
-    def __init__(self, decode: Decode, prompt_token_ids: Sequence[int], rules: TextRules) -> None:
-        self._detokenizer = Detokenizer(decode, prompt_token_ids)
+    def __init__(self, detokenizer: TokensToText, rules: TextRules) -> None:
+        self._detokenizer = detokenizer
         self._scanner = StopStrings(rules.stops, include_in_output=rules.include_stop)
         self._rules = rules
         self.num_tokens = 0

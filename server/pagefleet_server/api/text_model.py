@@ -6,7 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, TypeVar
 
+from pagefleet_server.api.byte_detokenizer import ByteDetokenizer
 from pagefleet_server.api.chat_template import ChatTemplate
+from pagefleet_server.api.detokenizer import Detokenizer, TokensToText
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.lengths import check_text_bytes
 from pagefleet_server.api.parsers.choose import detect_reasoning, detect_tool_parser
@@ -22,7 +24,8 @@ class TextModel:
     def __init__(self, loaded: LoadedTokenizer, pool: ThreadPoolExecutor) -> None:
         self._loaded = loaded
         self._pool = pool
-        self.describe = TokenTexts(loaded.tokenizer).describe
+        self._texts = TokenTexts(loaded.tokenizer)
+        self.describe = self._texts.describe
         """One token as text and bytes."""
         source = loaded.chat_template or ""
         tokens = {"bos_token": loaded.bos_token, "eos_token": loaded.eos_token}
@@ -65,6 +68,14 @@ class TextModel:
         if template is None:
             raise BadRequestError("this model has no chat template; use /v1/completions", code="no_chat_template")
         return await self._in_thread(lambda: template.render(messages, **options))
+
+    def detokenizer(self, prompt_token_ids: Sequence[int], *, skip_special_tokens: bool) -> TokensToText:
+        """For one request's output."""
+        if not self._texts.is_byte_level:
+            return Detokenizer(lambda ids: self.decode(ids, skip_special_tokens=skip_special_tokens), prompt_token_ids)
+        hidden = self._loaded.special_token_ids if skip_special_tokens else frozenset[int]()
+        data = self._texts.data
+        return ByteDetokenizer(lambda token: b"" if token in hidden else data(token), prompt_token_ids)
 
     def decode(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """Text of a few tokens."""

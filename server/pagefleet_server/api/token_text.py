@@ -16,15 +16,32 @@ class TokenTexts:
 
     def __init__(self, tokenizer: Tokenizer) -> None:
         self._tokenizer = tokenizer
+        self._num_tokens = tokenizer.get_vocab_size(with_added_tokens=True)
         kinds = decoder_kinds(tokenizer)
-        self._bytes = gpt2_bytes() if "ByteLevel" in kinds else None
+        self._bytes = gpt2_bytes() if kinds == {"ByteLevel"} else None
         self._byte_tokens = "ByteFallback" in kinds
+        self._known: dict[int, bytes] = {}
+        """Grows to the size of the vocabulary at most."""
         self._added = {index: token.content for index, token in tokenizer.get_added_tokens_decoder().items()}
 
     def describe(self, token_id: int) -> TokenText:
         """Never raises; an id without a token has no text."""
-        data = self._data(token_id)
+        data = self.data(token_id)
         return TokenText(data.decode(errors="replace"), data)
+
+    @property
+    def is_byte_level(self) -> bool:
+        """Whether the text of several tokens is that of their bytes together."""
+        return self._bytes is not None
+
+    def data(self, token_id: int) -> bytes:
+        """Its bytes."""
+        known = self._known.get(token_id)
+        if known is None:
+            known = self._data(token_id)
+            if 0 <= token_id < self._num_tokens:
+                self._known[token_id] = known
+        return known
 
     def _data(self, token_id: int) -> bytes:
         if token_id in self._added:
