@@ -17,6 +17,7 @@ TESTS = Path(__file__).parent.parent
 CORPUS = [
     TESTS / "unit/test_kernels_cpu_attention.py",
     TESTS / "unit/test_kernels_cpu_linear.py",
+    TESTS / "unit/test_kernels_cpu_rope.py",
     TESTS / "unit/test_kernels_cpu_row_ops.py",
     TESTS / "property/test_kernels_cpu_one_arithmetic.py",
     TESTS / "property/test_kernels_cpu_sampler.py",
