@@ -1,6 +1,5 @@
 """A thin asyncio client of any Kubernetes API server."""
 
-import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
 from dataclasses import dataclass
@@ -220,15 +219,3 @@ class Client:
         if self._session is None:
             raise RuntimeError("the client is closed: use `async with Client(...)`")
         return self._session
-
-
-async def retry_conflicts(attempt: Any, *, tries: int = 5) -> None:
-    """Await `attempt()` again, at most `tries` times, while it fails with 409 Conflict."""
-    for left in reversed(range(tries)):
-        try:
-            await attempt()
-            return
-        except ApiError as error:
-            if error.code != 409 or not left:
-                raise
-            await asyncio.sleep(0.01)

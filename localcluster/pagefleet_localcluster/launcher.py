@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import logging
+import os
 import random
 import secrets
 from dataclasses import dataclass, field
@@ -37,7 +38,7 @@ class ClusterSettings:
     port: int = 0
     """Of the API server on 127.0.0.1; 0 takes a free one."""
     data_directory: Path | None = None
-    """Where objects survive a restart; None keeps them in memory."""
+    """Where objects and the administrator's token survive a restart; None keeps them in memory."""
     node_grace_seconds: float = 40.0
     """After this time without a heartbeat a node counts as dead."""
     node_options: dict[str, Any] = field(default_factory=dict)
@@ -71,7 +72,7 @@ class LocalCluster:
         self.settings = settings
         self.kubeconfig_path = settings.directory / "kubeconfig"
         self.nodes: dict[str, Node] = {}
-        self._api = ApiServer(HOST, settings.port, secrets.token_hex(16), settings.data_directory)
+        self._api = ApiServer(HOST, settings.port, _token(settings.data_directory), settings.data_directory)
         self._client: Client | None = None
         self._kubeconfig = Kubeconfig("")
         self._open = contextlib.AsyncExitStack()
@@ -167,6 +168,18 @@ class LocalCluster:
             except (ApiError, *UNREACHABLE) as error:
                 logger.debug("waiting for node %s: %s", name, error)
             await asyncio.sleep(0.02)
+
+
+def _token(folder: Path | None) -> str:
+    """The administrator's token: kept with the objects, so that clients survive a restart with them."""
+    if folder is None:
+        return secrets.token_hex(16)
+    folder.mkdir(parents=True, exist_ok=True)
+    path = folder / "token"
+    if not path.exists():
+        with os.fdopen(os.open(path, os.O_WRONLY | os.O_CREAT, 0o600), "w") as file:
+            file.write(secrets.token_hex(16))
+    return path.read_text()
 
 
 async def _cancel(task: asyncio.Task[None]) -> None:

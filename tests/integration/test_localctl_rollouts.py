@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pagefleet_localcluster.client import DEPLOYMENTS, DISRUPTION_BUDGETS, PODS, REPLICA_SETS, Client
 from pagefleet_localcluster.client import RESOURCE_QUOTAS as QUOTAS
+from pagefleet_localcluster.controllers.deployment_plan import template_hash
 from pagefleet_localcluster.objects import Object, condition_of
 from support.local_cluster import (
     container,
@@ -157,6 +158,43 @@ async def test_a_budget_counts_and_holds_evictions_back(tmp_path: Path) -> None:
         await eventually(replaced)
         await ready_pods(client, "web", 2)
         await allowed(1)
+
+
+async def test_a_name_that_is_taken_is_passed_over(tmp_path: Path) -> None:
+    """A foreign ReplicaSet under the wanted name counts as a collision of hashes."""
+    async with running_cluster(tmp_path) as cluster:
+        client = cluster.client
+        paused = await create(client, DEPLOYMENTS, web(paused=True))
+        taken = f"web-{template_hash(paused)}"
+        labels = {"app": "foreign"}
+        template = {"metadata": {"labels": labels}, "spec": {"containers": [container()]}}
+        spec = {"replicas": 0, "selector": {"matchLabels": labels}, "template": template}
+        await create(client, REPLICA_SETS, {"metadata": {"name": taken}, "spec": spec})
+        await client.patch(DEPLOYMENTS, "web", {"spec": {"paused": False}}, "default")
+        done = await rolled_out(client, "web")
+        assert done["status"]["collisionCount"] == 1
+        sizes = {
+            rs["metadata"]["name"]: rs["spec"]["replicas"]
+            for rs in (await client.list(REPLICA_SETS, "default"))["items"]
+        }
+        assert sizes == {taken: 0, f"web-{template_hash(done)}": 2}
+
+
+async def test_old_revisions_are_forgotten(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path) as cluster:
+        client = cluster.client
+        await create(client, DEPLOYMENTS, web(replicas=1, revisionHistoryLimit=1))
+        for number in range(3):
+            await rolled_out(client, "web")
+            patch = {"spec": {"template": {"metadata": {"annotations": {"round": str(number)}}}}}
+            await client.patch(DEPLOYMENTS, "web", patch, "default")
+
+        async def two_left() -> bool:
+            sets = (await client.list(REPLICA_SETS, "default"))["items"]
+            revisions = [rs["metadata"]["annotations"]["deployment.kubernetes.io/revision"] for rs in sets]
+            return sorted(revisions) == ["3", "4"]
+
+        await eventually(two_left)
 
 
 async def test_orphans_are_adopted_and_strangers_released(tmp_path: Path) -> None:

@@ -2,15 +2,23 @@
 
 import asyncio
 import os
+import random
 import re
 import signal
 import sys
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+
+import aiohttp
+import pytest
 
 from pagefleet_localcluster.client import DEPLOYMENTS, NODES, PODS, Client
 from pagefleet_localcluster.kubeconfig import Kubeconfig
+from pagefleet_localcluster.launcher import ClusterSettings, LocalCluster
+from pagefleet_localcluster.node.node import Node
+from pagefleet_localcluster.node.settings import NodeSettings
 from pagefleet_localcluster.objects import Object, condition_of, is_deleted, is_pod_ready
 from support.local_cluster import (
     container,
@@ -164,6 +172,50 @@ async def test_pods_go_on_after_a_restart_of_the_cluster(tmp_path: Path) -> None
             old, new = before[pod["metadata"]["name"]]["status"], pod["status"]
             assert new["podIP"] != old["podIP"] and new["startTime"] == old["startTime"]
             assert await get(f"http://{new['podIP']}:8000") == pod["metadata"]["name"]
+
+
+async def test_pods_outlive_an_absent_api_server(tmp_path: Path) -> None:
+    """Another node's pods run on without an API server; what happened meanwhile is told when it is back."""
+    settings = ClusterSettings(tmp_path / "cluster", nodes=0, data_directory=tmp_path / "data")
+    async with LocalCluster(settings) as cluster:
+        kubeconfig = Kubeconfig.load(cluster.kubeconfig_path)
+        settings = replace(settings, port=int(cluster.url.rpartition(":")[2]))
+        client = await Client(kubeconfig, user_agent="kubelet").__aenter__()
+        options = NodeSettings("n", tmp_path / "n", tmp_path / "shared", lease_seconds=0.2, backoff_min_seconds=0.1)
+        node = Node(options, client, rng=random.Random())
+        running = asyncio.create_task(node.run())
+        await create(cluster.client, DEPLOYMENTS, deployment("web", {"containers": [container()]}))
+        [pod] = await ready_pods(cluster.client, "web", 1)
+    url = f"http://{pod['status']['podIP']}:8000"
+    try:
+        assert await eventually(lambda: get(url)) == pod["metadata"]["name"]
+        with pytest.raises(aiohttp.ClientError):
+            await get(f"{url}/exit/3")
+
+        async def restarted() -> bool:
+            return bool(await get(url) == pod["metadata"]["name"])
+
+        await eventually(restarted)
+        async with LocalCluster(settings) as cluster:
+
+            async def told() -> bool:
+                status = (await cluster.client.get(PODS, pod["metadata"]["name"], "default"))["status"]
+                [container_status] = status["containerStatuses"]
+                return bool(container_status["restartCount"] == 1 and container_status["ready"])
+
+            await eventually(told)
+            await cluster.client.delete(DEPLOYMENTS, "web", "default")
+
+            async def gone() -> bool:
+                items: list[Object] = (await cluster.client.list(PODS, "default"))["items"]
+                return not items and not node.workers
+
+            await eventually(gone)
+    finally:
+        running.cancel()
+        await asyncio.gather(running, return_exceptions=True)
+        await node.close()
+        await client.__aexit__(None, None, None)
 
 
 async def test_up_status_kubeconfig_and_down(tmp_path: Path) -> None:
