@@ -4,8 +4,9 @@ import pytest
 
 from pagefleet_server.core.block_tables import BlockTables
 from pagefleet_server.core.limits import SchedulerLimits
+from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.scheduler import RequestRefused, Scheduler, SchedulerError
-from pagefleet_server.core.step import StepResult
+from pagefleet_server.core.step import StepResult, TokenLogprobs
 from support.kv_memory_runner import expected_tokens
 from support.scheduling import Bench, make_limits, make_prompt, make_sampling, shape
 
@@ -338,3 +339,36 @@ def test_limits_below_one_are_refused(name: str) -> None:
 def test_budget_below_the_sequences_is_refused() -> None:
     with pytest.raises(ValueError, match="below max_num_seqs 5"):
         make_limits(max_num_seqs=5, max_num_batched_tokens=4)
+
+
+def test_rules_that_look_back_get_the_tokens_so_far_in_rows_and_forks() -> None:
+    looking = SamplingParams(max_tokens=3, repetition_penalty=1.5)
+    blind = SamplingParams(max_tokens=3)
+    bench = Bench(make_limits(max_num_batched_tokens=4))
+    bench.scheduler.add_group(["a", "b", "c"], make_prompt(5), [looking, blind, looking], arrival_time=0.0)
+    bench.tokens |= {"a": [], "b": [], "c": []}
+    chunk, first = bench.schedule(), None
+    assert chunk is not None
+    assert chunk.scheduled[0].history is None  # draws nothing
+    bench.take(bench.scheduler.update(chunk, bench.runner.execute(chunk), 0.0))
+    first = bench.schedule()
+    assert first is not None
+    (row,) = first.scheduled
+    assert row.history is not None
+    assert (list(row.history.token_ids), row.history.num_prompt) == (make_prompt(5), 5)
+    assert [fork.history is not None for fork in row.forks] == [False, True]
+    bench.take(bench.scheduler.update(first, bench.runner.execute(first), 0.0))
+    second = bench.schedule()
+    assert second is not None
+    seen = {row.request_id: row.history and list(row.history.token_ids[5:]) for row in second.scheduled}
+    assert seen == {"a": bench.tokens["a"], "b": None, "c": bench.tokens["c"]}
+
+
+def test_logprobs_reach_the_request_that_they_belong_to() -> None:
+    bench = Bench(make_limits())
+    bench.add("a", make_prompt(3))
+    output = bench.schedule()
+    assert output is not None
+    logprobs = TokenLogprobs(-0.5, 1, ())
+    (new,) = bench.scheduler.update(output, StepResult({"a": 7}, {"a": logprobs}), 0.0)
+    assert (new.token_ids, new.logprobs) == ([7], [logprobs])

@@ -1,6 +1,7 @@
 """The engine process from its first to its last line: arguments, start-up, loop, exit code."""
 
 import argparse
+import gc
 import logging
 import os
 import socket
@@ -87,6 +88,8 @@ def _serve(channel: Channel, settings: EngineSettings, build_runner: BuildRunner
     except Exception as error:  # noqa: BLE001 - the boundary: whatever it was, the API is told why
         code = ExitCode.BAD_MODEL if isinstance(error, ModelError) else ExitCode.START_FAILED
         return _fail(channel, error, "the engine could not start", code)
+    gc.collect()
+    gc.freeze()  # the model's million objects are no garbage: collections between steps need not look at them
     channel.send(_ready(runner))
     channel.send(StepDone(gauges_of(loop.scheduler.counts()), [], time.monotonic()))
     try:
