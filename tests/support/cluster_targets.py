@@ -74,8 +74,13 @@ def embedded_cluster(*, controllers: bool = True) -> Iterator[Kubeconfig]:
         await server.start()
         kubeconfig = Kubeconfig(server.url, TOKEN)
         try:
-            async with Client(kubeconfig, user_agent="kube-controller-manager") as client:
-                manager = ControllerManager(client, rng=random.Random(1), claims_directory=claims)
+            async with (
+                Client(kubeconfig, user_agent="kube-controller-manager") as client,
+                Client(kubeconfig, user_agent="kube-scheduler") as scheduler,
+            ):
+                manager = ControllerManager(
+                    client, rng=random.Random(1), claims_directory=claims, scheduler_client=scheduler
+                )
                 task = asyncio.create_task(manager.run()) if controllers else None
                 started.append(kubeconfig)
                 ready.set()
@@ -120,8 +125,7 @@ def whole_cluster(folder: Path) -> Iterator[Path]:
         async with LocalCluster(ClusterSettings(folder)) as cluster:
             assert cluster.kubeconfig_path.exists()
             ready.set()
-            while not stop.is_set():
-                await asyncio.sleep(0.02)
+            await asyncio.to_thread(stop.wait)
 
     def run() -> None:
         try:

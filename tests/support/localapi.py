@@ -144,6 +144,14 @@ async def running_api(**options: Any) -> AsyncIterator[tuple[ApiServer, Api]]:
         await server.stop()
 
 
+async def watching(server: ApiServer, count: int, *, seconds: float = 20.0) -> None:
+    """Waits until this many watches of ConfigMaps are open."""
+    end = asyncio.get_running_loop().time() + seconds
+    while len(server.cluster.store.waiters(("", "configmaps"))) < count:
+        assert asyncio.get_running_loop().time() < end, "the watches did not open"
+        await asyncio.sleep(0.02)
+
+
 def draft_crd() -> Json:
     """The CRD that the recordings were made with."""
     found = json.loads((RECORDED / "crd_used.json").read_text())

@@ -2,7 +2,7 @@
 
 import pytest
 
-from support.localapi import TABLE, Api, Json, deployment, pod
+from support.localapi import TABLE, Api, Json, deployment, llmd, pod
 
 
 def _core(namespace: str, plural: str) -> str:
@@ -43,8 +43,10 @@ async def test_an_invalid_template_names_the_field(api: Api, namespace: str) -> 
 
 @pytest.mark.recorded("workload/deployment scale", "status_scale/patch scale", "status_scale/scale below minimum")
 async def test_scale_reads_and_writes_the_count(api: Api, namespace: str) -> None:
-    path = f"{_deployments(namespace)}/d"
-    (await api.post(_deployments(namespace), deployment("d", replicas=0, paused=True))).ok()
+    objects = f"/apis/pagefleet.dev/v1alpha1/namespaces/{namespace}/llmdeployments"
+    path = f"{objects}/d"
+    (await api.post(objects, llmd("d", replicas=0))).ok()
+    (await api.patch(f"{path}/status", {"status": {"replicas": 0, "selector": "app=d"}})).ok()
     scale = (await api.get(f"{path}/scale")).ok()
     assert (scale["kind"], scale["apiVersion"]) == ("Scale", "autoscaling/v1")
     assert scale["status"]["selector"] == "app=d"
