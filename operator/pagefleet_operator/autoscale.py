@@ -2,21 +2,23 @@
 
 Demand is counted in KV-cache blocks: those in use plus those that the waiting requests will need. Occupancy alone
 saturates at 100 % and could ask for no more than 1/target times the replicas; counting the queue's blocks asks for
-what is needed in one step. Replicas that are starting count as capacity, because demand is compared with the wanted
-replicas and not with the ready ones.
+what is needed in one step, and their trend says what will be needed when a new replica is ready. Replicas that are
+starting count as capacity, because demand is compared with the wanted replicas and not with the ready ones.
 
 What is unknown is bounded on the safe side, as in autoscaling/v2: a silent pod counts as idle when the question is
 whether to grow, and as full when the question is whether to shrink.
 """
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from statistics import median
 
+from pagefleet_operator import forecast
 from pagefleet_operator.behavior import limit_rate, stabilize
-from pagefleet_operator.fleet import Fleet, Load, load_of
+from pagefleet_operator.fleet import Fleet, Load, Sample, load_of
 from pagefleet_operator.history import History
 from pagefleet_operator.model import AutoscalingSpec
+from pagefleet_operator.objective import Verdict, judge
 
 TOLERANCE = 0.1
 """Nothing changes while demand is within this part of the target, as in the horizontal pod autoscaler."""
@@ -38,6 +40,12 @@ class Inputs:
     """Blocks of one replica times the target."""
     capacity_requests: float | None = None
     """Requests that one replica may run and queue; None until a queue was seen."""
+    projected_blocks: float = 0.0
+    """Demand when a replica ordered now would be ready."""
+    start_seconds: float = 0.0
+    """How long that takes."""
+    objective: Verdict | None = None
+    """None without an objective."""
 
     def __str__(self) -> str:
         load = self.load
@@ -46,7 +54,13 @@ class Inputs:
             f"{self.capacity_blocks:.0f} per replica at target; {load.running} running, {load.waiting} waiting; "
             f"{load.pods} pods sampled"
         )
-        return text + (f", {self.missing_pods} silent" if self.missing_pods else "")
+        if self.missing_pods:
+            text += f", {self.missing_pods} silent"
+        if round(self.projected_blocks) > load.demand_blocks:
+            text += f"; rising to {self.projected_blocks:.0f} blocks within {self.start_seconds:.0f} s"
+        if self.objective is not None and self.objective.ratio is not None:
+            text += f"; latency {100 * self.objective.ratio:.0f} % of the objective"
+        return text
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,8 +98,8 @@ def decide(spec: AutoscalingSpec, fleet: Fleet, history: History, now: float) ->
         reason = "FailedGetMetrics" if fleet.missing else "NoReadyPods"
         return _inactive(bounded, current, load, history, reason, why + ": the replicas stay as they are")
 
-    history = _learn(fleet, history)
-    inputs = _inputs(spec, fleet, load, history)
+    history = _learn(fleet, load, history, now)
+    inputs = _inputs(spec, fleet, load, history, now)
     recommended, reason = _recommend(fleet, inputs)
 
     window = float(max(spec.scale_down.stabilization_window_seconds, spec.scale_up.stabilization_window_seconds))
@@ -119,49 +133,64 @@ def _inactive(replicas: int, current: int, load: Load, history: History, reason:
     )
 
 
-def _learn(fleet: Fleet, history: History) -> History:
+def _learn(fleet: Fleet, load: Load, history: History, now: float) -> History:
     samples = [pod.sample for pod in fleet.sampled if pod.sample is not None]
-    saturated = [
-        sample.running
-        for sample in samples
-        if sample.waiting > 0 and sample.running > 0 and sample.oldest_waiting_seconds >= SETTLED_QUEUE_SECONDS
-    ]
+    saturated = [sample.running for sample in samples if sample.running > 0 and _is_queueing(sample)]
     if saturated:
         history = history.saturated_at(sum(saturated) / len(saturated))
-    return history.ran(max(sample.running for sample in samples))
+    history = history.ran(max(sample.running for sample in samples))
+    history = history.demanded(load.demand_blocks, now=now)
+    history = history.started((pod.name, pod.start_seconds) for pod in fleet.pods if pod.start_seconds is not None)
+    return replace(history, unsettled_at=now) if load.pods < fleet.replicas else history
 
 
-def _inputs(spec: AutoscalingSpec, fleet: Fleet, load: Load, history: History) -> Inputs:
-    blocks = median(pod.sample.blocks_total for pod in fleet.sampled if pod.sample is not None)
+def _is_queueing(sample: Sample) -> bool:
+    return sample.waiting > 0 and sample.oldest_waiting_seconds >= SETTLED_QUEUE_SECONDS
+
+
+def _inputs(spec: AutoscalingSpec, fleet: Fleet, load: Load, history: History, now: float) -> Inputs:
+    samples = [pod.sample for pod in fleet.sampled if pod.sample is not None]
     knee = history.saturation_running
+    start_seconds = forecast.start_seconds(history.starts)
+    is_saturated = any(_is_queueing(sample) or (knee is not None and sample.running >= knee) for sample in samples)
     return Inputs(
         load=load,
         missing_pods=len(fleet.missing),
-        capacity_blocks=max(1.0, blocks * spec.kv_block_occupancy_percent / 100),
+        capacity_blocks=max(
+            1.0, median(sample.blocks_total for sample in samples) * spec.kv_block_occupancy_percent / 100
+        ),
         capacity_requests=None if knee is None else knee + spec.queued_requests_per_replica,
+        projected_blocks=forecast.project(history.demand, now, start_seconds),
+        start_seconds=start_seconds,
+        objective=None if spec.slo is None else judge(spec.slo, fleet, history, is_saturated=is_saturated, now=now),
     )
 
 
 def _recommend(fleet: Fleet, inputs: Inputs) -> tuple[int, str]:
     """(replicas, rule): any signal can raise, all must agree to lower."""
-    current = fleet.replicas
-    wants = {"KVBlocks": _signal(inputs.load.demand_blocks, inputs.capacity_blocks, current, inputs.missing_pods)}
+    current, missing, load = fleet.replicas, inputs.missing_pods, inputs.load
+    wants = {"KVBlocks": _signal(load.demand_blocks, inputs.projected_blocks, inputs.capacity_blocks, current, missing)}
     if inputs.capacity_requests is not None:
-        requests = inputs.load.running + inputs.load.waiting
-        wants["Queue"] = _signal(requests, inputs.capacity_requests, current, inputs.missing_pods)
+        requests = float(load.running + load.waiting)
+        wants["Queue"] = _signal(requests, requests, inputs.capacity_requests, current, missing)
+    if inputs.objective is not None and inputs.objective.replicas is not None:
+        wants["Objective"] = inputs.objective.replicas
     rule = max(wants, key=lambda name: wants[name])
     wanted = wants[rule]
-    if wanted < current and 2 * inputs.missing_pods > inputs.load.pods + inputs.missing_pods:
+    if wanted < current and 2 * missing > load.pods + missing:
         return current, "MetricsMissing"
     if wanted == current:
         return current, "WithinTolerance"
     return wanted, rule
 
 
-def _signal(demand: float, capacity: float, current: int, missing_pods: int) -> int:
-    """Replicas for `demand` when one replica carries `capacity`: >= 1, monotone in demand."""
-    if demand > capacity * current * (1 + TOLERANCE):
-        return math.ceil(demand / capacity)
+def _signal(demand: float, projected: float, capacity: float, current: int, missing_pods: int) -> int:
+    """Replicas for `demand` when one replica carries `capacity`: >= 1, monotone in demand.
+
+    `projected`: demand when a new replica would be ready, >= demand; it counts for growing only.
+    """
+    if projected > capacity * current * (1 + TOLERANCE):
+        return math.ceil(projected / capacity)
     # A silent pod may be as full as the target allows, and it keeps what it carries.
     fitting = math.ceil((demand / capacity + missing_pods) / SHRINK_MARGIN)
     return min(current, max(1, fitting))

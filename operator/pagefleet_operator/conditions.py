@@ -1,12 +1,13 @@
 """Conditions from an ordered list of pure checks: the first that applies names the reason. Pure."""
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from pagefleet_operator.autoscale import Decision
 from pagefleet_operator.errors import shorten
 from pagefleet_operator.fleet import PodState
+from pagefleet_operator.latency import Latencies
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.plan import Observed, Plan
 from pagefleet_operator.pods import Pod
@@ -31,6 +32,8 @@ class Facts:
     plan: Plan
     decision: Decision | None = None
     """The last one; None without autoscaling or before the first scrape round."""
+    latencies: Latencies = field(default_factory=Latencies)
+    """What requests of the last window saw."""
     overwritten: str | None = None
     """What the last decision overwrote: a manual change of spec.replicas."""
     apply_failure: tuple[str, str] | None = None
@@ -56,6 +59,8 @@ def judge(facts: Facts) -> list[Verdict]:
     verdicts = [_available(facts), _progressing(facts), _degraded(facts)]
     if facts.llmd.spec.autoscaling is not None:
         verdicts += [_scaling_active(facts), _able_to_scale(facts), _scaling_limited(facts)]
+        if facts.llmd.spec.autoscaling.slo is not None:
+            verdicts.append(_slo_met(facts))
     return verdicts
 
 
@@ -182,6 +187,8 @@ def _able_to_scale(facts: Facts) -> Verdict:
     if facts.scale_failure is not None:
         return Verdict("AbleToScale", False, "FailedUpdateScale", facts.scale_failure)
     limited = facts.decision.limited_by if facts.decision else None
+    if facts.llmd.spec.autoscaling is not None and facts.llmd.spec.autoscaling.mode == "DryRun":
+        return Verdict("AbleToScale", False, "DryRun", "mode DryRun: status.autoscaling says what would be done")
     if facts.overwritten is not None:
         return Verdict("AbleToScale", True, "ReplicasOverwritten", facts.overwritten)
     if limited in ("ScaleDownStabilized", "ScaleUpStabilized"):
@@ -202,6 +209,23 @@ def _scaling_limited(facts: Facts) -> Verdict:
     if limited in LIMITS:
         return Verdict("ScalingLimited", True, str(limited), LIMITS[str(limited)])
     return Verdict("ScalingLimited", False, "DesiredWithinRange", "the load's own count is within the bounds")
+
+
+OBJECTIVE_MESSAGES = {
+    "ObjectiveMet": "requests are as fast as the objective wants",
+    "ObjectiveMissed": "requests are slower than the objective, and replicas are full: more are asked for",
+    "ObjectiveNotCapacityBound": "requests are slower than the objective although replicas have room: "
+    "more of them would not help; use faster hardware, shorter prompts or a wider objective",
+    "Settling": "replicas have just changed: their latencies are not judged yet",
+    "TooFewSamples": "too few requests to judge",
+}
+
+
+def _slo_met(facts: Facts) -> Verdict:
+    verdict = facts.decision.inputs.objective if facts.decision else None
+    if verdict is None:
+        return Verdict("SLOMet", True, "TooFewSamples", OBJECTIVE_MESSAGES["TooFewSamples"])
+    return Verdict("SLOMet", verdict.met, verdict.reason, OBJECTIVE_MESSAGES[verdict.reason])
 
 
 def phase_of(facts: Facts, verdicts: list[Verdict]) -> str:
@@ -225,7 +249,7 @@ def worst_reason(verdicts: list[Verdict]) -> str:
         return by_type["Degraded"].reason
     if not by_type["Available"].status:
         return by_type["Available"].reason
-    for name, good in (("ScalingActive", True), ("AbleToScale", True), ("ScalingLimited", False)):
+    for name, good in (("ScalingActive", True), ("AbleToScale", True), ("ScalingLimited", False), ("SLOMet", True)):
         verdict = by_type.get(name)
         if verdict is not None and verdict.status is not good and verdict.reason != "TooFewReplicas":
             return verdict.reason

@@ -10,7 +10,7 @@ from pagefleet_operator.clock import Clock
 from pagefleet_operator.errors import ApiError, shorten
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.resources import EVENTS
-from pagefleet_operator.status import timestamp
+from pagefleet_operator.times import timestamp
 
 logger = logging.getLogger(__name__)
 

@@ -1,8 +1,10 @@
 """What the autoscaler sees of the pods: states and samples, without any Kubernetes object."""
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
+
+from pagefleet_operator.latency import Latencies
 
 
 class PodState(StrEnum):
@@ -31,6 +33,8 @@ class Sample:
     running: int
     waiting: int
     oldest_waiting_seconds: float = 0.0
+    latencies: Latencies = field(default_factory=Latencies)
+    """Cumulative since the pod's start."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +45,8 @@ class FleetPod:
     state: PodState
     sample: Sample | None = None
     """None: missing, which is never the same as zero."""
+    start_seconds: float | None = None
+    """From its creation to ready; None until it was."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,6 +56,8 @@ class Fleet:
     replicas: int
     """spec.replicas: what is wanted now."""
     pods: tuple[FleetPod, ...] = ()
+    latencies: Latencies = field(default_factory=Latencies)
+    """What all pods observed in the last window."""
 
     @property
     def sampled(self) -> tuple[FleetPod, ...]:

@@ -4,7 +4,11 @@ Recommendations are kept in at most 12 buckets over the longer stabilisation win
 restart in `status.autoscaling.history`. Times are seconds on the operator's clock.
 """
 
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
+
+from pagefleet_operator.forecast import MAX_STARTS, Point
+from pagefleet_operator.forecast import WINDOW_SECONDS as TREND_SECONDS
 
 MAX_BUCKETS = 12
 MAX_CHANGES = 256
@@ -40,6 +44,12 @@ class History:
     """Oldest first."""
     changes: tuple[Change, ...] = ()
     """Oldest first."""
+    demand: tuple[Point, ...] = ()
+    """Demand of the last rounds, oldest first."""
+    starts: tuple[tuple[str, float], ...] = ()
+    """(pod, seconds) of the last measured start-ups."""
+    unsettled_at: float | None = None
+    """When replicas were last starting: until a window later latencies still tell of the smaller fleet."""
     saturation_running: float | None = None
     """Requests that one replica runs while its queue is not empty; None until a queue was seen."""
 
@@ -75,6 +85,17 @@ class History:
     def changed(self, change: int, *, now: float) -> "History":
         """Remember that the wanted replicas changed by `change`."""
         return replace(self, changes=(*self.changes, Change(now, change))[-MAX_CHANGES:])
+
+    def demanded(self, demand: float, *, now: float) -> "History":
+        """Remember the demand of one round."""
+        kept = (point for point in self.demand if point.time > now - TREND_SECONDS)
+        return replace(self, demand=(*kept, Point(now, demand))[-MAX_CHANGES:])
+
+    def started(self, starts: Iterable[tuple[str, float]]) -> "History":
+        """Remember measured start-ups, each pod once."""
+        known = {pod for pod, _ in self.starts}
+        new = tuple(start for start in starts if start[0] not in known)
+        return replace(self, starts=(*self.starts, *new)[-MAX_STARTS:]) if new else self
 
     def added_since(self, start: float) -> int:
         """Replicas added after `start`."""

@@ -7,6 +7,7 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from pagefleet_operator.errors import ScrapeError, shorten
 from pagefleet_operator.fleet import Sample
+from pagefleet_operator.latency import Histogram, Latencies
 
 BLOCKS = "pagefleet_kv_blocks"
 BLOCKS_TOTAL = "pagefleet_kv_blocks_total"
@@ -15,8 +16,17 @@ OLDEST_WAITING = "pagefleet_requests_oldest_waiting_seconds"
 RUNNING = "vllm:num_requests_running"
 WAITING = "vllm:num_requests_waiting"
 
-FAMILIES = (BLOCKS, BLOCKS_TOTAL, BLOCKS_WAITING, OLDEST_WAITING, RUNNING, WAITING)
-"""The families that a sample needs: what a scrape asks for."""
+FIRST_TOKEN = "vllm:time_to_first_token_seconds"
+INTER_TOKEN = "vllm:inter_token_latency_seconds"
+
+GAUGES = (BLOCKS, BLOCKS_TOTAL, BLOCKS_WAITING, OLDEST_WAITING, RUNNING, WAITING)
+"""Without any of these there is no sample."""
+
+HISTOGRAMS = (FIRST_TOKEN, INTER_TOKEN)
+"""Without these there are no latencies."""
+
+FAMILIES = (*GAUGES, *HISTOGRAMS)
+"""What a scrape asks for."""
 
 MAX_COUNT = 2**40
 """Largest count that is believed; far beyond any cache, far below overflow."""
@@ -27,7 +37,7 @@ MAX_SERIES = 4096
 
 def parse_sample(text: str, *, time: float) -> Sample:
     """Raises ScrapeError when a family is missing, absurd, or contradicts another."""
-    values = _read(text)
+    values, buckets = _read(text)
     used, cached = _count(values, f"{BLOCKS}:used"), _count(values, f"{BLOCKS}:cached")
     total = _count(values, BLOCKS_TOTAL)
     if total < 1:
@@ -43,12 +53,22 @@ def parse_sample(text: str, *, time: float) -> Sample:
         running=_count(values, RUNNING),
         waiting=_count(values, WAITING),
         oldest_waiting_seconds=_number(values, OLDEST_WAITING),
+        latencies=Latencies(
+            time_to_first_token=_histogram(buckets, FIRST_TOKEN), inter_token=_histogram(buckets, INTER_TOKEN)
+        ),
     )
 
 
-def _read(text: str) -> Mapping[str, float]:
-    """Values by name, summed over the labels that do not matter; `kv_blocks` by name and state."""
+Buckets = Mapping[str, Mapping[float, float]]
+
+
+def _read(text: str) -> tuple[Mapping[str, float], Buckets]:
+    """(gauges by name, histograms by name and bound), summed over the labels that do not matter.
+
+    `kv_blocks` goes by name and state.
+    """
     values: dict[str, float] = {}
+    buckets: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS}
     series = 0
     try:
         for family in text_string_to_metric_families(text):
@@ -56,13 +76,29 @@ def _read(text: str) -> Mapping[str, float]:
                 series += 1
                 if series > MAX_SERIES:
                     raise ScrapeError(f"more than {MAX_SERIES} series in one answer")
-                if sample.name not in FAMILIES:
+                histogram = buckets.get(sample.name.removesuffix("_bucket"))
+                if histogram is not None and sample.name.endswith("_bucket"):
+                    bound = float(sample.labels["le"])
+                    histogram[bound] = histogram.get(bound, 0.0) + float(sample.value)
+                if sample.name not in GAUGES:
                     continue
                 name = f"{BLOCKS}:{sample.labels.get('state', '')}" if sample.name == BLOCKS else sample.name
                 values[name] = values.get(name, 0.0) + float(sample.value)
     except (ValueError, KeyError, IndexError, TypeError, AttributeError) as error:
         raise ScrapeError(f"not Prometheus text: {shorten(str(error) or type(error).__name__, 120)}") from error
-    return values
+    return values, buckets
+
+
+def _histogram(buckets: Buckets, name: str) -> Histogram:
+    """Raises ScrapeError when counts fall, are no numbers, or the infinite bound is missing."""
+    found = sorted(buckets[name].items())
+    if not found:
+        return Histogram()
+    counts = [count for _, count in found]
+    finite = all(math.isfinite(count) and 0 <= count <= MAX_COUNT for count in counts)
+    if not finite or counts != sorted(counts) or found[-1][0] != math.inf or found[0][0] < 0:
+        raise ScrapeError(f"{name} is no histogram")
+    return Histogram(tuple(bound for bound, _ in found), tuple(counts))
 
 
 def _number(values: Mapping[str, float], name: str) -> float:

@@ -59,6 +59,15 @@ DEFAULT_SCALE_DOWN = ScalingRules(
 
 
 @dataclass(frozen=True, slots=True)
+class Slo:
+    """A latency objective. None: no objective of that kind; at least one is given."""
+
+    percentile: int = fields.SLO_PERCENTILE.default_value
+    time_to_first_token_ms: int | None = None
+    inter_token_latency_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class AutoscalingSpec:
     """Bounds, targets and speed of scaling."""
 
@@ -68,6 +77,9 @@ class AutoscalingSpec:
     queued_requests_per_replica: int = fields.QUEUED_REQUESTS_PER_REPLICA.default_value
     scale_up: ScalingRules = DEFAULT_SCALE_UP
     scale_down: ScalingRules = DEFAULT_SCALE_DOWN
+    mode: str = "Managed"
+    """Managed, or DryRun: decide and say so, but write nothing."""
+    slo: Slo | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -231,7 +243,21 @@ def _parse_autoscaling(autoscaling: fields.Reader) -> AutoscalingSpec:
         kv_block_occupancy_percent=targets.number("kvBlockOccupancyPercent", fields.KV_BLOCK_OCCUPANCY_PERCENT),
         queued_requests_per_replica=targets.number("queuedRequestsPerReplica", fields.QUEUED_REQUESTS_PER_REPLICA),
         scale_up=_parse_rules(behavior.object("scaleUp"), fields.UP_WINDOW_SECONDS, DEFAULT_SCALE_UP),
+        mode=autoscaling.text("mode", fields.SCALING_MODE) or "Managed",
+        slo=_parse_slo(autoscaling.object("slo")) if autoscaling.has("slo") else None,
         scale_down=_parse_rules(behavior.object("scaleDown"), fields.DOWN_WINDOW_SECONDS, DEFAULT_SCALE_DOWN),
+    )
+
+
+def _parse_slo(slo: fields.Reader) -> Slo:
+    first_token = slo.optional_number("timeToFirstTokenMilliseconds", fields.TTFT_MILLISECONDS)
+    inter_token = slo.optional_number("interTokenLatencyMilliseconds", fields.ITL_MILLISECONDS)
+    if not slo.has("timeToFirstTokenMilliseconds") and not slo.has("interTokenLatencyMilliseconds"):
+        slo.problem("timeToFirstTokenMilliseconds", "or interTokenLatencyMilliseconds must be given")
+    return Slo(
+        percentile=slo.number("percentile", fields.SLO_PERCENTILE),
+        time_to_first_token_ms=first_token,
+        inter_token_latency_ms=inter_token,
     )
 
 

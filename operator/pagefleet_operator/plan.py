@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 from pagefleet_operator import builders, rollout
 from pagefleet_operator.drift import Child
 from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
+from pagefleet_operator.latency import Latencies
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.pods import Pod
 from pagefleet_operator.rollout import Failure
@@ -30,11 +31,15 @@ class Observed:
         """What a pod does: ready but silent is unreachable."""
         return PodState.UNREACHABLE if pod.state is PodState.READY and pod.name in self.silent else pod.state
 
-    def fleet(self, replicas: int) -> Fleet:
-        """The autoscaler's view."""
+    def fleet(self, replicas: int, latencies: Latencies) -> Fleet:
+        """The autoscaler's view; `latencies` are those of the last window."""
         return Fleet(
             replicas=replicas,
-            pods=tuple(FleetPod(pod.name, self.pod_state(pod), self.samples.get(pod.name)) for pod in self.pods),
+            pods=tuple(
+                FleetPod(pod.name, self.pod_state(pod), self.samples.get(pod.name), pod.start_seconds)
+                for pod in self.pods
+            ),
+            latencies=latencies,
         )
 
 

@@ -7,6 +7,7 @@ from typing import Any
 from pagefleet_operator import names
 from pagefleet_operator.errors import shorten
 from pagefleet_operator.fleet import PodState
+from pagefleet_operator.times import parse_timestamp
 
 CRASH_REASONS = frozenset({"CrashLoopBackOff", "Error", "OOMKilled", "ContainerCannotRun"})
 IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"})
@@ -42,6 +43,8 @@ class Pod:
     restarts: int
     """Of the server's container."""
     trouble: Trouble | None
+    start_seconds: float | None
+    """From its creation to ready, by the API's times; None while it is not."""
 
     @property
     def state(self) -> PodState:
@@ -72,7 +75,20 @@ def parse_pod(body: Mapping[str, Any]) -> Pod:
         deletion_cost=_cost((metadata.get("annotations") or {}).get(names.POD_DELETION_COST)),
         restarts=sum(item.get("restartCount") or 0 for item in status.get("containerStatuses") or []),
         trouble=_trouble(status, conditions),
+        start_seconds=_start_seconds(metadata, conditions.get("Ready", {})),
     )
+
+
+def _start_seconds(metadata: Mapping[str, Any], ready: Mapping[str, Any]) -> float | None:
+    if ready.get("status") != "True":
+        return None
+    try:
+        created, since = (
+            parse_timestamp(text) for text in (metadata["creationTimestamp"], ready["lastTransitionTime"])
+        )
+    except (KeyError, ValueError, AttributeError):
+        return None
+    return max(0.0, since - created)
 
 
 def _cost(text: str | None) -> int | None:

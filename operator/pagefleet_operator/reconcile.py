@@ -158,6 +158,7 @@ class ObjectLoop:
             observed=observed,
             plan=intended,
             decision=memory.scaling.decision,
+            latencies=memory.scaling.latencies,
             overwritten=memory.scaling.overwritten,
             apply_failure=failure,
             scale_failure=memory.scaling.failure,

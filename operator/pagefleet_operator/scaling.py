@@ -6,9 +6,11 @@ from typing import Any
 
 from pagefleet_operator.autoscale import Decision, decide
 from pagefleet_operator.history import History
+from pagefleet_operator.latency import Latencies, LatencyWindow
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.plan import Observed
-from pagefleet_operator.status import MAX_DECISIONS, restore_history, timestamp
+from pagefleet_operator.status import MAX_DECISIONS, restore_history
+from pagefleet_operator.times import timestamp
 
 
 @dataclass(slots=True)
@@ -20,8 +22,11 @@ class Scaling:
     decisions: list[Mapping[str, Any]] = field(default_factory=list)
     """Changes made, newest last, as they stand in status."""
     overwritten: str | None = None
+    latencies: Latencies = field(default_factory=Latencies)
+    """What all pods observed in the last window, as of the last scrape round."""
     failure: str | None = None
     """Why the last write of spec.replicas failed."""
+    _window: LatencyWindow = field(default_factory=LatencyWindow)
     _restored: bool = False
     _round: int = 0
     _written: int | None = None
@@ -29,6 +34,11 @@ class Scaling:
 
     def decide(self, llmd: LLMDeployment, observed: Observed, *, scrape_round: int, now: float) -> Decision | None:
         """A decision that changes spec.replicas, or None. Decides once per finished scrape round."""
+        if scrape_round == self._round:
+            return None
+        self._round = scrape_round
+        samples = observed.samples.items()
+        self.latencies = self._window.observe({name: (item.time, item.latencies) for name, item in samples}, now)
         autoscaling = llmd.spec.autoscaling
         if autoscaling is None:
             self.decision = None
@@ -36,12 +46,12 @@ class Scaling:
         if not self._restored:
             self.history, self.decisions = restore_history(llmd.status, replicas=llmd.spec.replicas, now=now)
             self._restored = True
-        if scrape_round == self._round:
-            return None
-        self._round = scrape_round
-        self.decision = decide(autoscaling, observed.fleet(llmd.spec.replicas), self.history, now)
+        fleet = observed.fleet(llmd.spec.replicas, self.latencies)
+        self.decision = decide(autoscaling, fleet, self.history, now)
         self.history = self.decision.history
-        return self.decision if self.decision.replicas != llmd.spec.replicas else None
+        if autoscaling.mode == "DryRun" or self.decision.replicas == llmd.spec.replicas:
+            return None
+        return self.decision
 
     def scaled(self, llmd: LLMDeployment, decision: Decision, now: float) -> None:
         """Remember that the decision about `llmd` was written."""

@@ -4,17 +4,18 @@ Numbers are quantised: a change below one percent of the blocks is not written, 
 Times are only those of transitions, never ages.
 """
 
+import math
 from collections.abc import Mapping
-from datetime import UTC, datetime
 from typing import Any
 
-from pagefleet_operator import names
+from pagefleet_operator import forecast, names
 from pagefleet_operator.conditions import Facts, Verdict, judge, phase_of, worst_reason
 from pagefleet_operator.errors import SpecError
 from pagefleet_operator.fleet import Load, PodState, load_of
 from pagefleet_operator.history import Bucket, Change, History
-from pagefleet_operator.model import LLMDeployment
+from pagefleet_operator.model import LLMDeployment, Slo
 from pagefleet_operator.rollout import Failure
+from pagefleet_operator.times import parse_timestamp, timestamp
 
 Status = dict[str, Any]
 
@@ -32,16 +33,6 @@ URGENT = (
     "selector",
 )
 """Written at once when they change; so are conditions, pod states and the autoscaler's decisions."""
-
-
-def timestamp(now: float) -> str:
-    """RFC 3339, whole seconds, UTC."""
-    return datetime.fromtimestamp(now, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_timestamp(text: str) -> float:
-    """Seconds since the epoch. Raises ValueError."""
-    return datetime.fromisoformat(text.replace("Z", "+00:00")).timestamp()
 
 
 def render(facts: Facts, history: History, decisions: list[Mapping[str, Any]], now: float) -> Status:
@@ -62,6 +53,7 @@ def render(facts: Facts, history: History, decisions: list[Mapping[str, Any]], n
         "ready": f"{facts.ready}/{llmd.spec.replicas}",
         "kvBlocks": _kv_blocks(load, llmd.status.get("kvBlocks")),
         "requests": _requests(load, llmd.status.get("requests")),
+        "slo": _slo(facts),
         "pods": _pods(facts, now),
         "conditions": merge_conditions(verdicts, llmd, now),
     }
@@ -151,6 +143,32 @@ def _requests(load: Load, last: Mapping[str, Any] | None) -> Status | None:
     return dict(last) if last == numbers else numbers
 
 
+def _slo(facts: Facts) -> Status | None:
+    """What requests of the last window saw, to two digits; None when there were none."""
+    autoscaling = facts.llmd.spec.autoscaling
+    slo = (autoscaling.slo if autoscaling else None) or Slo()
+    shown: Status = {}
+    shares: list[float] = []
+    for name, histogram, target_ms in (
+        ("timeToFirstTokenMilliseconds", facts.latencies.time_to_first_token, slo.time_to_first_token_ms),
+        ("interTokenLatencyMilliseconds", facts.latencies.inter_token, slo.inter_token_latency_ms),
+    ):
+        seconds = histogram.quantile(slo.percentile / 100)
+        if seconds is not None:
+            shown[name] = _two_digits(1000 * seconds)
+        share = histogram.share_within(target_ms / 1000) if target_ms is not None else None
+        if share is not None:
+            shares.append(share)
+    if shares:
+        shown["attainment"] = f"{math.floor(100 * min(shares))}%"
+    return shown or None
+
+
+def _two_digits(number: float) -> int:
+    """Rounded to two significant digits."""
+    return int(round(number, 1 - math.floor(math.log10(number)))) if number >= 1 else 0
+
+
 def _pods(facts: Facts, now: float) -> list[Status]:
     last = {item.get("name"): item for item in facts.llmd.status.get("pods") or []}
     rows: list[Status] = []
@@ -185,6 +203,8 @@ def _autoscaling(facts: Facts, history: History, decisions: list[Mapping[str, An
             ]
         },
     }
+    if history.starts:
+        status["history"]["startupSecondsP90"] = round(forecast.start_seconds(history.starts))
     if history.saturation_running is not None:
         status["history"]["saturationRunning"] = round(history.saturation_running)
     if decisions:
@@ -211,11 +231,12 @@ def restore_history(status: Mapping[str, Any], *, replicas: int, now: float) -> 
         if at is not None:
             decisions.append(item)
             changes.append(Change(min(at, now), int(item.get("to", 0)) - int(item.get("from", 0))))
-    saturation = history.get("saturationRunning")
+    saturation, start = history.get("saturationRunning"), history.get("startupSecondsP90")
     return (
         History(
             buckets=(*sorted(buckets, key=lambda bucket: bucket.start), Bucket(now, replicas)),
             changes=tuple(changes),
+            starts=() if start is None else (("before the restart", float(start)),),
             saturation_running=None if saturation is None else float(saturation),
         ),
         decisions,

@@ -63,12 +63,13 @@ def test_names_match_the_code() -> None:
 def test_columns_point_at_fields_that_exist() -> None:
     columns = {column["name"]: column for column in VERSION["additionalPrinterColumns"]}
     assert list(columns) == [
-        *("Model", "Ready", "Desired", "KV%", "Blocks", "Queue", "Phase", "Age"),
-        *("Waiting-Blocks", "Last-Scale", "Reason"),
+        *("Model", "Ready", "Desired", "KV%", "Blocks", "Queue", "TTFT", "SLO", "Phase", "Age"),
+        *("ITL", "Waiting-Blocks", "Last-Scale", "Reason"),
     ]
     known = {path for path, _ in walk(SCHEMA, "")} | {".metadata.creationTimestamp"}
     assert {column["jsonPath"] for column in columns.values()} <= known
     assert [name for name, column in columns.items() if column.get("priority")] == [
+        "ITL",
         "Waiting-Blocks",
         "Last-Scale",
         "Reason",
@@ -130,6 +131,9 @@ NUMBERS = {
     "spec.autoscaling.behavior.scaleDown.policies[].value": fields.POLICY_VALUE,
     "spec.autoscaling.behavior.scaleUp.policies[].periodSeconds": fields.POLICY_PERIOD_SECONDS,
     "spec.autoscaling.behavior.scaleDown.policies[].periodSeconds": fields.POLICY_PERIOD_SECONDS,
+    "spec.autoscaling.slo.percentile": fields.SLO_PERCENTILE,
+    "spec.autoscaling.slo.timeToFirstTokenMilliseconds": fields.TTFT_MILLISECONDS,
+    "spec.autoscaling.slo.interTokenLatencyMilliseconds": fields.ITL_MILLISECONDS,
     "spec.startup.timeoutSeconds": fields.STARTUP_TIMEOUT_SECONDS,
     "spec.drain.delaySeconds": fields.DRAIN_DELAY_SECONDS,
     "spec.drain.timeoutSeconds": fields.DRAIN_TIMEOUT_SECONDS,
@@ -150,6 +154,7 @@ TEXTS = {
     "spec.engine.env[].valueFrom.secretKeyRef.key": fields.REFERENCE,
     "spec.engine.env[].valueFrom.configMapKeyRef.name": fields.REFERENCE,
     "spec.engine.env[].valueFrom.configMapKeyRef.key": fields.REFERENCE,
+    "spec.autoscaling.mode": fields.SCALING_MODE,
     "spec.service.type": fields.SERVICE_TYPE,
     "spec.autoscaling.behavior.scaleUp.selectPolicy": fields.SELECT_POLICY,
     "spec.autoscaling.behavior.scaleDown.selectPolicy": fields.SELECT_POLICY,
@@ -232,6 +237,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         },
         "periodSeconds",
     ),
+    "an objective of nothing": ({"model": MODEL, "autoscaling": {"maxReplicas": 2, "slo": {}}}, "autoscaling.slo"),
     "no policy at all": (
         {"model": MODEL, "autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"policies": []}}}},
         "scaleUp.policies",

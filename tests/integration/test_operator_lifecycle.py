@@ -95,12 +95,35 @@ async def test_scales_out_on_need_and_in_after_the_window(cluster: OperatorClust
     cluster.node.loads |= {"elastic": {}, busy: {"used": 5, "running": 1}}
     await cluster.until(lambda: is_ready(1), "one replica")
     assert [pod["metadata"]["name"] for pod in await cluster.pods("elastic")] == [busy], "the busiest pod stays"
+
+    async def rows() -> bool:
+        found = (await cluster.llmd("elastic"))["status"]["pods"]
+        return [(row["name"], row["state"]) for row in found] == [(busy, "Ready")]
+
+    await cluster.until(rows, "gone pods leave the table")
     status = (await cluster.llmd("elastic"))["status"]
-    assert [(row["name"], row["state"]) for row in status["pods"]] == [(busy, "Ready")]
     changes = [(item["from"], item["to"]) for item in status["autoscaling"]["decisions"]]
     assert (changes[0][0], changes[-1][1]) == (1, 1)
     assert status["autoscaling"]["lastScaleTime"] == status["autoscaling"]["decisions"][-1]["time"]
     assert {"ScaledUp", "ScaledDown"} <= set(await cluster.events("elastic"))
+
+
+async def test_a_dry_run_decides_and_writes_nothing(cluster: OperatorCluster) -> None:
+    cluster.node.loads["dry"] = {"used": 100, "waiting_blocks": 60}
+    await cluster.create({"autoscaling": {"maxReplicas": 4, "mode": "DryRun"}}, name="dry")
+    await cluster.condition("ScalingActive", "True", name="dry")
+
+    async def desired() -> bool:
+        return bool((await cluster.llmd("dry"))["status"]["autoscaling"]["desiredReplicas"] > 1)
+
+    await cluster.until(desired, "a decision in status")
+    assert (await cluster.llmd("dry"))["spec"]["replicas"] == 1
+    await cluster.client.patch(LLMDS, "dry", {"spec": {"replicas": 2}}, "default", subresource="scale")
+
+    async def followed() -> bool:
+        return len(await cluster.pods("dry")) == 2
+
+    await cluster.until(followed, "kubectl scale is obeyed")
 
 
 async def test_a_crashing_model_is_degraded_with_its_message_and_others_are_served(cluster: OperatorCluster) -> None:

@@ -1,5 +1,6 @@
 """Conditions, phases, what is worth a write, and what survives a restart."""
 
+import math
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -9,12 +10,16 @@ from pagefleet_operator import builders
 from pagefleet_operator.autoscale import Decision, Inputs, decide
 from pagefleet_operator.conditions import Facts, judge
 from pagefleet_operator.errors import SpecError
+from pagefleet_operator.forecast import start_seconds
 from pagefleet_operator.history import History
+from pagefleet_operator.latency import Histogram, Latencies
 from pagefleet_operator.model import parse
+from pagefleet_operator.objective import Verdict
 from pagefleet_operator.plan import Observed, Plan
 from pagefleet_operator.pods import parse_pod
 from pagefleet_operator.settings import ChildSettings
-from pagefleet_operator.status import difference, is_urgent, render, render_invalid, restore_history, timestamp
+from pagefleet_operator.status import difference, is_urgent, render, render_invalid, restore_history
+from pagefleet_operator.times import timestamp
 from pagefleet_operator.transitions import transitions
 from support.operator_objects import autoscaling, fleet, llmd, llmd_body, pod_body, sample
 
@@ -257,3 +262,36 @@ def test_events_are_said_on_turns_only() -> None:
     assert said[1].message == "pod a: exit code 3: no model"
     assert [item.reason for item in transitions(crashed, ready)] == ["Available", "Recovered"]
     assert list(transitions(ready, ready)) == []
+
+
+def test_latencies_are_shown_to_two_digits_with_the_share_within_the_objective() -> None:
+    bounds = (0.1, 0.5, 1.0, math.inf)
+    seen = Latencies(time_to_first_token=Histogram(bounds, (0, 90, 100, 100)))
+    spec = {"autoscaling": {"maxReplicas": 3, "slo": {"timeToFirstTokenMilliseconds": 500}}}
+    shown = render(facts(pod_body("a"), spec=spec, latencies=seen), History(), [], NOW)["slo"]
+    assert shown == {"timeToFirstTokenMilliseconds": 750, "attainment": "90%"}
+    without = render(facts(pod_body("a"), latencies=seen), History(), [], NOW)["slo"]
+    assert without == {"timeToFirstTokenMilliseconds": 750}
+    assert render(facts(pod_body("a")), History(), [], NOW)["slo"] is None
+
+
+def test_a_dry_run_says_so() -> None:
+    spec = {"autoscaling": {"maxReplicas": 3, "mode": "DryRun"}}
+    assert holds(facts(pod_body("a"), spec=spec))["AbleToScale"] == (False, "DryRun")
+
+
+def test_the_objective_has_its_own_condition() -> None:
+    spec = {"autoscaling": {"maxReplicas": 3, "slo": {"timeToFirstTokenMilliseconds": 500}}}
+    assert holds(facts(pod_body("a"), spec=spec))["SLOMet"] == (True, "TooFewSamples")
+    for reason, met in (("ObjectiveMissed", False), ("ObjectiveNotCapacityBound", False), ("ObjectiveMet", True)):
+        inputs = Inputs(objective=Verdict(None, met=met, reason=reason))
+        decision = Decision(1, 1, True, "KVBlocks", "", None, inputs, History())
+        assert holds(facts(pod_body("a"), spec=spec, decision=decision))["SLOMet"] == (met, reason)
+
+
+def test_measured_start_up_times_survive_a_restart() -> None:
+    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}})
+    status = render(made, History(starts=(("a", 31.4), ("b", 12.0))), [], NOW)
+    assert status["autoscaling"]["history"]["startupSecondsP90"] == 31
+    restored, _ = restore_history(status, replicas=1, now=NOW)
+    assert start_seconds(restored.starts) == 31.0
