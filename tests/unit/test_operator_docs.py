@@ -7,7 +7,10 @@ from pathlib import Path
 import pytest
 import yaml
 
+from pagefleet_operator.conditions import OBJECTIVE_MESSAGES
+from pagefleet_operator.main import parse_arguments
 from pagefleet_operator.model import parse
+from pagefleet_operator.telemetry import Telemetry
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -36,3 +39,24 @@ def test_conditions_and_their_reasons_are_on_the_autoscaling_page() -> None:
         *("TooManyReplicas", "TooFewReplicas", "ScaleUpLimit", "ScaleDownLimit"),
     ):
         assert f"`{word}`" in page, word
+
+
+def test_the_operators_page_names_every_flag_reason_and_metric() -> None:
+    page = (ROOT / "docs" / "operator.md").read_text()
+    with pytest.raises(SystemExit):
+        parse_arguments(["--help"])
+    for flag in ("--namespace", "--all-namespaces", "--listen", "--lease-seconds", "--log-level"):
+        assert flag in page, flag
+    for reason in (
+        *("NameConflict", "FieldContested", "InvalidSpec", "InvalidTemplate", "RolloutFailed", "CrashLoop"),
+        *("ImagePullFailed", "Unschedulable", "QuotaExceeded", "OutOfMemory", "MetricsUnreachable", "DriftRepaired"),
+    ):
+        assert f"`{reason}`" in page, reason
+    for family in Telemetry().registry.collect():
+        assert f"_{family.name.removeprefix('pagefleet_operator_')}" in page, family.name
+
+
+def test_every_reason_of_the_objective_is_explained() -> None:
+    page = (ROOT / "docs" / "autoscaling.md").read_text()
+    for reason in OBJECTIVE_MESSAGES:
+        assert f"`{reason}`" in page, reason
