@@ -133,11 +133,10 @@ def scenes(draw: st.DrawFn) -> tuple[Layer, list[int], list[int], int, str]:
     return layer, cuts_of(draw, layer.length), decodes, draw(st.integers(0, 2**31)), draw(st.sampled_from(LEVELS))
 
 
-@settings(max_examples=120, deadline=None, derandomize=True)
-@given(scenes())
-def test_a_row_is_the_same_alone_in_chunks_and_among_others(
-    scene: tuple[Layer, list[int], list[int], int, str],
-) -> None:
+Scene = tuple[Layer, list[int], list[int], int, str]
+
+
+def check(scene: Scene) -> None:
     layer, cuts, decodes, seed, level = scene
     sequences = Sequences(layer, backend(level), seed)
     whole = sequences.attend([(0, 0, layer.length)])[0]
@@ -152,6 +151,19 @@ def test_a_row_is_the_same_alone_in_chunks_and_among_others(
     assert torch.equal(batched[len(decodes)], whole[cuts[-2] :])
     moved = sequences.moved().attend([(0, 0, layer.length)])[0]
     assert torch.equal(moved, whole)
+
+
+@settings(max_examples=100, deadline=None, derandomize=True)
+@given(scenes())
+def test_a_row_is_the_same_alone_in_chunks_and_among_others(scene: Scene) -> None:
+    check(scene)
+
+
+@pytest.mark.long
+@settings(max_examples=5000, deadline=None)
+@given(scenes())
+def test_a_row_is_the_same_in_thousands_of_scenes(scene: Scene) -> None:
+    check(scene)
 
 
 @pytest.mark.parametrize("level", LEVELS)

@@ -7,10 +7,12 @@ import torch
 
 from pagefleet_kernels import ops
 from pagefleet_kernels.backend import LinearPacker
+from pagefleet_kernels.cpu import backend as backend_module
+from pagefleet_kernels.cpu.backend import CpuBackend
 from pagefleet_kernels.cpu.linear import PackedLinear
 from pagefleet_kernels.cpu.onednn import OneDnnLinear, OneDnnPacker, probe
 from pagefleet_kernels.errors import KernelArgumentError
-from support.cpu_kernels import LEVELS, backend, torch_threads
+from support.cpu_kernels import LEVELS, backend, library, torch_threads
 
 DTYPES = [torch.float32, torch.bfloat16]
 IDS = ["fp32", "bf16"]
@@ -38,23 +40,6 @@ def pack(
 
 
 KINDS = [*LEVELS, "onednn"]
-
-
-@pytest.mark.parametrize("level", LEVELS)
-@pytest.mark.parametrize("rows", [1, 2, 7])
-def test_sums_of_bf16_can_come_out_unrounded(rows: int, level: str) -> None:
-    """Logits: in bf16 many of them are equal, and greedy then takes the wrong one."""
-    weight, bias = weights(100, 1536, torch.bfloat16)
-    library = backend(level).library
-    wide = PackedLinear.pack(library, weight, bias, lambda: 1, out_dtype=torch.float32)
-    narrow = PackedLinear.pack(library, weight, bias, lambda: 1)
-    assert wide is not None
-    assert narrow is not None
-    x = torch.randn(rows, 1536, generator=torch.Generator().manual_seed(1)).to(torch.bfloat16)
-    got = wide(x)
-    assert got.dtype == torch.float32
-    torch.testing.assert_close(got.double(), x.double() @ weight.double().T + bias.double(), atol=1e-5, rtol=1e-5)
-    assert torch.equal(got.to(torch.bfloat16), narrow(x))
 
 
 def test_a_long_sum_in_float32_is_as_good_as_torchs() -> None:
@@ -101,11 +86,13 @@ def assert_rows_do_not_depend_on_neighbours(
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("out_features", [49, 128])
 def test_a_wide_result_is_the_sum_before_it_is_rounded(out_features: int, level: str) -> None:
+    """Logits: in bf16 many of them are equal, and greedy then takes the wrong one."""
     weight, bias = weights(out_features, 576, torch.bfloat16)
-    library = backend(level).library
-    wide = PackedLinear.pack(library, weight, bias, lambda: 1, out_dtype=torch.float32)
-    narrow = PackedLinear.pack(library, weight, bias, lambda: 1)
-    assert wide is not None and narrow is not None
+    built = library(level)
+    wide = PackedLinear.pack(built, weight, bias, lambda: 1, out_dtype=torch.float32)
+    narrow = PackedLinear.pack(built, weight, bias, lambda: 1)
+    assert wide is not None
+    assert narrow is not None
     x = torch.randn(13, 576, generator=torch.Generator().manual_seed(1)).bfloat16()
     for rows in (13, 5, 1, 0):
         got = wide(x[:rows])
@@ -113,7 +100,7 @@ def test_a_wide_result_is_the_sum_before_it_is_rounded(out_features: int, level:
         want = x[:rows].double() @ weight.double().T + bias.double()
         torch.testing.assert_close(got.double(), want, rtol=2.0**-16, atol=2.0**-16)
         assert torch.equal(got.bfloat16(), narrow(x[:rows]))
-    assert PackedLinear.pack(library, weight, bias, lambda: 1, out_dtype=torch.float64) is None
+    assert PackedLinear.pack(built, weight, bias, lambda: 1, out_dtype=torch.float64) is None
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -201,6 +188,17 @@ def test_the_backend_packs_what_it_can_and_says_when_it_cannot() -> None:
     assert owner.pack_linear(torch.randn(8, 8), None, out_dtype=torch.bfloat16) is None
     odd = ops.pack_linear(owner, torch.randn(8, 7), None)
     assert isinstance(odd, PackedLinear)
+
+
+def test_on_amx_bf16_goes_to_onednn_unless_sums_are_wanted_unrounded(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(backend_module, "cpu_flags", lambda: frozenset({"amx_bf16"}))
+    owner = CpuBackend(library(LEVELS[-1]))
+    weight = torch.randn(64, 64)
+    assert isinstance(owner.pack_linear(weight, None), PackedLinear)
+    if OneDnnPacker().pack(weight.to(torch.bfloat16), None) is not None:
+        assert isinstance(owner.pack_linear(weight.to(torch.bfloat16), None), OneDnnLinear)
+    wide = owner.pack_linear(weight.to(torch.bfloat16), None, out_dtype=torch.float32)
+    assert isinstance(wide, PackedLinear)
 
 
 class UnevenLinear:
