@@ -9,6 +9,7 @@ from support.localapi import draft_crd
 Json = dict[str, Any]
 
 _TRIMMED = "the recording holds only part of this answer"
+_ALONE = "no controller runs in this replay, so that its answers do not hang on the controllers' speed"
 _MOMENT = "what the controllers have written by then hangs on their speed, not on the API"
 _OURS = "the local controllers' own way, with the same meaning for clients"
 
@@ -24,15 +25,11 @@ DIFFERENCES: dict[tuple[str, str], str] = {
     ("crd_refused/*", "body.details"): _TRIMMED,
     ("crd_refused/*", "body.spec"): _TRIMMED,
     ("crd_refused/*", "body.status.*"): "names are accepted at once, not a moment later by a controller",
-    ("apply/a field no longer applied is removed", "body.metadata.annotations"): _MOMENT,
-    ("apply/a field no longer applied is removed", "body.status.*"): _MOMENT,
-    ("apply/a field no longer applied is removed", "body.metadata.managedFields[[]]"): _MOMENT,
-    ("apply/another manager, forced", "body.*managedFields*"): _MOMENT,
-    ("apply/another manager, forced", "body.metadata.annotations"): _MOMENT,
-    ("apply/another manager, forced", "body.status.*"): _MOMENT,
-    ("apply/list merged by key", "body.*managedFields*"): _MOMENT,
-    ("apply/list merged by key", "body.metadata.annotations"): _MOMENT,
-    ("apply/list merged by key", "body.status.*"): _MOMENT,
+    ("apply/*", "body*managedFields[[]]"): _ALONE,
+    ("apply/*", "body.metadata.annotations"): _ALONE,
+    ("apply/*", "body.status.conditions"): _ALONE,
+    ("apply/deployment table", "body.rows[[]0].cells[[]2]"): _ALONE,
+    ("apply/deployment table", "body.rows[[]0].object.metadata.annotations"): _ALONE,
     ("list_watch/list at a future version", "body.message"): "the current version counts other writes",
     ("workload/new template", "body.status.*"): _MOMENT,
     ("workload/new template", "body.metadata.managedFields*"): "writes of one second are in another order",

@@ -18,6 +18,7 @@ from pagefleet_localcluster.api.collector import Collector
 from pagefleet_localcluster.api.crds import COLLECTION as CRDS
 from pagefleet_localcluster.api.crds import resources_of
 from pagefleet_localcluster.api.errors import ApiError
+from pagefleet_localcluster.api.event_expiry import run_expiry
 from pagefleet_localcluster.api.handlers import Handlers
 from pagefleet_localcluster.api.journal import Journal
 from pagefleet_localcluster.api.rbac import ADMINISTRATORS, Access, User, verb_of
@@ -92,7 +93,7 @@ class ApiServer:
             await self.stop()
             raise
         self._port = self._runner.addresses[0][1]
-        self._tasks.append(asyncio.create_task(collector.run()))
+        self._tasks += [asyncio.create_task(collector.run()), asyncio.create_task(run_expiry(self.cluster))]
 
     async def stop(self) -> None:
         """Ends every request, watches included."""
