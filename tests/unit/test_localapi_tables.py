@@ -75,8 +75,8 @@ def _pod(phase: str = "Running", **more: Any) -> dict[str, Any]:
     return {"metadata": more.pop("metadata", {}), "spec": spec, "status": {"phase": phase} | more}
 
 
-RUNNING = {"running": {}}
-CRASHED = {"waiting": {"reason": "CrashLoopBackOff"}}
+RUNNING: dict[str, Any] = {"running": {}}
+CRASHED: dict[str, Any] = {"waiting": {"reason": "CrashLoopBackOff"}}
 
 
 @pytest.mark.parametrize(
