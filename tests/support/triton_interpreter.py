@@ -10,8 +10,10 @@ The canary test holds both the need and the repair.
 
 import multiprocessing
 import os
-from collections.abc import Callable, Iterator
+import threading
+from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
+from functools import cache
 from typing import Any, ParamSpec, TypeVar
 
 import numpy as np
@@ -44,9 +46,14 @@ class Interpreter:
 
 
 @pytest.fixture(scope="module")
-def interpreter() -> Iterator[Interpreter]:
-    with start() as pool:
-        yield Interpreter(pool)
+def interpreter() -> Interpreter:
+    return _shared()
+
+
+@cache
+def _shared() -> Interpreter:
+    """One worker for the whole run: it costs seconds to start. It ends with this process."""
+    return Interpreter(start())
 
 
 def start(*, repaired: bool = True) -> ProcessPoolExecutor:
@@ -56,12 +63,21 @@ def start(*, repaired: bool = True) -> ProcessPoolExecutor:
 
 
 def _activate(repaired: bool) -> None:
+    threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
     # A kernel's -inf - -inf or 0 * inf is arithmetic, not a fault; NaN in results is what the tests look for.
     np.seterr(all="ignore")
     if repaired:
         _repair()
+
+
+def _end_with_parent() -> None:
+    """A pool's worker does not notice that its parent was killed."""
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
 
 
 def _repair() -> None:
