@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from pagefleet_operator import names
-from pagefleet_operator.model import EngineSpec, LLMDeployment
+from pagefleet_operator.model import EngineSpec, LLMDeployment, LLMDeploymentSpec
 from pagefleet_operator.settings import ChildSettings
 
 Manifest = dict[str, Any]
@@ -13,6 +13,11 @@ Manifest = dict[str, Any]
 SCRATCH_VOLUME = "scratch"
 SCRATCH_PATH = "/var/cache/pagefleet"
 """The one place where the server may write: its root file system is read-only."""
+
+MODEL_VOLUME = "model"
+MODEL_PATH = "/var/lib/pagefleet/model"
+"""Where a claim with the model is mounted, read-only."""
+SHARED_MEMORY_VOLUME = "shared-memory"
 
 PROGRESS_MARGIN_SECONDS = 60
 """Beyond the startup budget: scheduling and the pull of the image."""
@@ -109,7 +114,8 @@ def deployment(llmd: LLMDeployment, settings: ChildSettings, *, replicas: int) -
                     "enableServiceLinks": False,
                     "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
                     "topologySpreadConstraints": [_spread(llmd)],
-                    "volumes": [{"name": SCRATCH_VOLUME, "emptyDir": {}}],
+                    "volumes": _volumes(spec),
+                    **_tolerations(spec.engine),
                     "containers": [_server(llmd, settings)],
                 },
             },
@@ -129,7 +135,7 @@ def _server(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
             {"name": "TMPDIR", "value": SCRATCH_PATH},
             *(dict(entry) for entry in spec.engine.env),
         ],
-        "volumeMounts": [{"name": SCRATCH_VOLUME, "mountPath": SCRATCH_PATH}],
+        "volumeMounts": _mounts(spec),
         "securityContext": {
             "allowPrivilegeEscalation": False,
             "readOnlyRootFilesystem": True,
@@ -139,9 +145,46 @@ def _server(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
         "terminationMessagePolicy": "FallbackToLogsOnError",
         **_probes(spec.startup_timeout_seconds, settings.probe_period_seconds),
     }
-    if spec.resources:
-        container["resources"] = {part: dict(amounts) for part, amounts in spec.resources.items()}
+    resources = _resources(spec)
+    if resources:
+        container["resources"] = resources
     return container
+
+
+def _resources(spec: LLMDeploymentSpec) -> Manifest:
+    resources: Manifest = {part: dict(amounts) for part, amounts in spec.resources.items()}
+    device = spec.engine.accelerator
+    if device is not None:
+        for part in ("requests", "limits"):  # extended resources: both, and equal
+            resources[part] = {**resources.get(part, {}), device.resource_name: str(device.count)}
+    return resources
+
+
+def _volumes(spec: LLMDeploymentSpec) -> list[Manifest]:
+    volumes: list[Manifest] = [{"name": SCRATCH_VOLUME, "emptyDir": {}}]
+    if spec.model_claim is not None:
+        claim = {"claimName": spec.model_claim, "readOnly": True}
+        volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
+    if spec.engine.accelerator is not None:
+        volumes.append({"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
+    return volumes
+
+
+def _mounts(spec: LLMDeploymentSpec) -> list[Manifest]:
+    mounts: list[Manifest] = [{"name": SCRATCH_VOLUME, "mountPath": SCRATCH_PATH}]
+    if spec.model_claim is not None:
+        mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_PATH, "readOnly": True})
+    if spec.engine.accelerator is not None:
+        mounts.append({"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"})
+    return mounts
+
+
+def _tolerations(engine: EngineSpec) -> Manifest:
+    """Nodes with devices are usually tainted with the device's name."""
+    device = engine.accelerator
+    if device is None:
+        return {}
+    return {"tolerations": [{"key": device.resource_name, "operator": "Exists", "effect": "NoSchedule"}]}
 
 
 def _spread(llmd: LLMDeployment) -> Manifest:
@@ -158,7 +201,7 @@ def _args(llmd: LLMDeployment) -> list[str]:
     spec = llmd.spec
     return [
         "--model",
-        spec.model_path,
+        spec.model_path if spec.model_claim is None else f"{MODEL_PATH}/{spec.model_path}",
         "--served-model-name",
         spec.served_name,
         *_engine_args(spec.engine),

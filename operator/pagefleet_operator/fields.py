@@ -37,7 +37,13 @@ class Text:
     """Added to the message when the pattern does not match."""
 
 
-MODEL_SOURCE = Text(512, 9, r"^file:///[^$\s]+$", hint="write file:///path of a model folder or .gguf file")
+MODEL_SOURCE = Text(
+    512,
+    9,
+    r"^(file://|pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?)/[^$\s]+$",
+    hint="write file:///path or pvc://claim/path of a model folder or .gguf file",
+)
+ACCELERATOR_RESOURCE = Text(128, 3, r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 SERVED_NAME = Text(128, 1, r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")
 ENGINE_IMAGE = Text(512, 1, r"^[^$\s]+$")
 KV_CACHE_MEMORY = Text(8, 0, r"^[1-9][0-9]{0,5}(Mi|Gi)$", hint="write a whole number of Mi or Gi, like 8Gi")
@@ -50,6 +56,7 @@ SERVICE_TYPE = Text(16, choices=("ClusterIP", "NodePort", "LoadBalancer"))
 SCALING_MODE = Text(16, choices=("Managed", "DryRun"))
 POLICY_TYPE = Text(16, choices=("Pods", "Percent"))
 
+ACCELERATOR_COUNT = Number(1, 16, 1)
 MAX_NUM_SEQS = Number(1, 4096)
 MAX_QUEUE_LENGTH = Number(0, 100_000)
 REPLICAS = Number(0, 1000, 1)

@@ -83,11 +83,21 @@ class AutoscalingSpec:
 
 
 @dataclass(frozen=True, slots=True)
+class Accelerator:
+    """Devices of one replica."""
+
+    resource_name: str
+    count: int = fields.ACCELERATOR_COUNT.default_value
+
+
+@dataclass(frozen=True, slots=True)
 class EngineSpec:
     """The server of each replica. None: the server's own default."""
 
     image: str | None = None
     """None: the operator's setting."""
+    accelerator: Accelerator | None = None
+    """None: CPU."""
     kv_cache_memory: str | None = None
     """A Kubernetes quantity in Mi or Gi."""
     max_num_seqs: int | None = None
@@ -102,8 +112,10 @@ class LLMDeploymentSpec:
     """The spec, complete with defaults and checked."""
 
     model_path: str
-    """Path as the server's container sees it."""
+    """Path as the server's container sees it, or within the claim."""
     served_name: str
+    model_claim: str | None = None
+    """PersistentVolumeClaim that holds the model; None: the container's own file system."""
     engine: EngineSpec = field(default_factory=EngineSpec)
     replicas: int = fields.REPLICAS.default_value
     autoscaling: AutoscalingSpec | None = None
@@ -165,6 +177,10 @@ def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:
         if not any(problem.startswith("spec.model.source") for problem in spec.problems):
             model.problem("source", "is required, as file:///path")
         return None
+    kind, _, rest = source.partition("://")
+    claim = rest.partition("/")[0] if kind == "pvc" else None
+    path = rest.partition("/")[2] if kind == "pvc" else rest
+    engine = _parse_engine(spec.object("engine"))
     startup, drain = spec.object("startup"), spec.object("drain")
     service, rollout = spec.object("service"), spec.object("rollout")
     max_surge = rollout.number("maxSurge", fields.MAX_SURGE)
@@ -172,15 +188,16 @@ def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:
     if max_surge == 0 and max_unavailable == 0:
         rollout.problem("maxSurge", "and maxUnavailable must not both be 0: a rollout could not begin")
     return LLMDeploymentSpec(
-        model_path=source.removeprefix("file://"),
+        model_path=path,
+        model_claim=claim,
         served_name=model.text("servedName", fields.SERVED_NAME) or name,
-        engine=_parse_engine(spec.object("engine")),
+        engine=engine,
         replicas=spec.number("replicas", fields.REPLICAS),
         autoscaling=_parse_autoscaling(spec.object("autoscaling")) if spec.has("autoscaling") else None,
         startup_timeout_seconds=startup.number("timeoutSeconds", fields.STARTUP_TIMEOUT_SECONDS),
         drain_delay_seconds=drain.number("delaySeconds", fields.DRAIN_DELAY_SECONDS),
         drain_timeout_seconds=drain.number("timeoutSeconds", fields.DRAIN_TIMEOUT_SECONDS),
-        resources=_parse_resources(spec.object("resources")),
+        resources=_parse_resources(spec.object("resources"), engine),
         service_type=service.text("type", fields.SERVICE_TYPE) or "ClusterIP",
         service_port=service.number("port", fields.SERVICE_PORT),
         max_surge=max_surge,
@@ -195,12 +212,20 @@ def _parse_engine(engine: fields.Reader) -> EngineSpec:
         engine.problem("args", f"must not hold {', '.join(RESERVED_ARGS)}: the operator sets them from other fields")
     return EngineSpec(
         image=engine.text("image", fields.ENGINE_IMAGE),
+        accelerator=_parse_accelerator(engine.object("accelerator")) if engine.has("accelerator") else None,
         kv_cache_memory=engine.text("kvCacheMemory", fields.KV_CACHE_MEMORY),
         max_num_seqs=engine.optional_number("maxNumSeqs", fields.MAX_NUM_SEQS),
         max_queue_length=engine.optional_number("maxQueueLength", fields.MAX_QUEUE_LENGTH),
         args=args,
         env=_parse_env(engine),
     )
+
+
+def _parse_accelerator(accelerator: fields.Reader) -> Accelerator:
+    name = accelerator.text("resourceName", fields.ACCELERATOR_RESOURCE)
+    if not accelerator.has("resourceName"):
+        accelerator.problem("resourceName", "is required, like nvidia.com/gpu")
+    return Accelerator(name or "", accelerator.number("count", fields.ACCELERATOR_COUNT))
 
 
 def _parse_env(engine: fields.Reader) -> tuple[Mapping[str, Any], ...]:
@@ -279,12 +304,15 @@ def _parse_rules(rules: fields.Reader, window: fields.Number, defaults: ScalingR
     )
 
 
-def _parse_resources(resources: fields.Reader) -> Mapping[str, Mapping[str, Any]]:
+def _parse_resources(resources: fields.Reader, engine: EngineSpec) -> Mapping[str, Mapping[str, Any]]:
     parsed: dict[str, Mapping[str, Any]] = {}
+    device = engine.accelerator.resource_name if engine.accelerator else None
     for part in ("requests", "limits"):
         if resources.has(part):
             amounts = resources.object(part)
             for resource in amounts.value:
                 amounts.quantity(resource)
+            if device in amounts.value:
+                amounts.problem(str(device), "is set by engine.accelerator; leave it out here")
             parsed[part] = dict(amounts.value)
     return parsed

@@ -119,6 +119,7 @@ def test_rules_compile_and_use_only_cheap_functions() -> None:
 
 NUMBERS = {
     "spec.engine.maxNumSeqs": fields.MAX_NUM_SEQS,
+    "spec.engine.accelerator.count": fields.ACCELERATOR_COUNT,
     "spec.engine.maxQueueLength": fields.MAX_QUEUE_LENGTH,
     "spec.replicas": fields.REPLICAS,
     "spec.autoscaling.minReplicas": fields.MIN_REPLICAS,
@@ -146,6 +147,7 @@ TEXTS = {
     "spec.model.source": fields.MODEL_SOURCE,
     "spec.model.servedName": fields.SERVED_NAME,
     "spec.engine.image": fields.ENGINE_IMAGE,
+    "spec.engine.accelerator.resourceName": fields.ACCELERATOR_RESOURCE,
     "spec.engine.kvCacheMemory": fields.KV_CACHE_MEMORY,
     "spec.engine.args[]": fields.ENGINE_ARG,
     "spec.engine.env[].name": fields.ENV_NAME,
@@ -238,6 +240,16 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "periodSeconds",
     ),
     "an objective of nothing": ({"model": MODEL, "autoscaling": {"maxReplicas": 2, "slo": {}}}, "autoscaling.slo"),
+    "a device twice": (
+        {
+            "model": MODEL,
+            "engine": {"accelerator": {"resourceName": "nvidia.com/gpu"}},
+            "resources": {"limits": {"nvidia.com/gpu": 1}},
+        },
+        "spec",
+    ),
+    "a device without a domain": ({"model": MODEL, "engine": {"accelerator": {"resourceName": "gpu"}}}, "resourceName"),
+    "a claim without a path": ({"model": {"source": "pvc://models"}}, "spec.model.source"),
     "no policy at all": (
         {"model": MODEL, "autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"policies": []}}}},
         "scaleUp.policies",
@@ -305,7 +317,9 @@ def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
         )
     optional = {name: values_of(child) for name, child in schema.get("properties", {}).items()}
     if isinstance(schema.get("additionalProperties"), dict):
-        return st.dictionaries(st.sampled_from(["cpu", "memory"]), values_of(schema["additionalProperties"]))
+        return st.dictionaries(
+            st.sampled_from(["cpu", "memory", "nvidia.com/gpu"]), values_of(schema["additionalProperties"])
+        )
     required = {name: optional.pop(name) for name in schema.get("required", [])}
     return st.fixed_dictionaries(required, optional=optional)
 

@@ -95,6 +95,36 @@ def test_resources_are_passed_on_only_when_given() -> None:
     assert container(resources=wanted)["resources"] == wanted
 
 
+def test_a_model_in_a_claim_is_mounted_read_only() -> None:
+    manifest = deployment(llmd(spec={"model": {"source": "pvc://models/llama/8b"}}), SETTINGS, replicas=1)
+    pod = manifest["spec"]["template"]["spec"]
+    assert {"name": "model", "persistentVolumeClaim": {"claimName": "models", "readOnly": True}} in pod["volumes"]
+    server = pod["containers"][0]
+    assert {"name": "model", "mountPath": "/var/lib/pagefleet/model", "readOnly": True} in server["volumeMounts"]
+    assert server["args"][:2] == ["--model", "/var/lib/pagefleet/model/llama/8b"]
+
+
+def test_devices_are_requested_tolerated_and_given_shared_memory() -> None:
+    spec = {
+        "engine": {"accelerator": {"resourceName": "nvidia.com/gpu", "count": 2}},
+        "resources": {"limits": {"memory": "64Gi"}},
+    }
+    pod = deployment(llmd(spec=spec), SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    server = pod["containers"][0]
+    assert server["resources"] == {
+        "limits": {"memory": "64Gi", "nvidia.com/gpu": "2"},
+        "requests": {"nvidia.com/gpu": "2"},
+    }
+    assert pod["tolerations"] == [{"key": "nvidia.com/gpu", "operator": "Exists", "effect": "NoSchedule"}]
+    assert {"name": "shared-memory", "mountPath": "/dev/shm"} in server["volumeMounts"]
+
+
+def test_without_devices_there_is_none_of_it() -> None:
+    pod = deployment(llmd(), SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    assert "tolerations" not in pod
+    assert [volume["name"] for volume in pod["volumes"]] == ["scratch"]
+
+
 def test_the_grace_period_holds_the_whole_drain() -> None:
     pod = deployment(llmd(spec={"drain": {"delaySeconds": 5, "timeoutSeconds": 60}}), SETTINGS, replicas=1)
     grace = pod["spec"]["template"]["spec"]["terminationGracePeriodSeconds"]
