@@ -6,6 +6,7 @@ from typing import Any
 from pagefleet_operator import names
 from pagefleet_operator.model import EngineSpec, LLMDeployment, LLMDeploymentSpec
 from pagefleet_operator.settings import ChildSettings
+from pagefleet_operator.template import merged
 
 Manifest = dict[str, Any]
 """A Kubernetes object as JSON."""
@@ -92,7 +93,6 @@ def disruption_budget(llmd: LLMDeployment) -> Manifest:
 def deployment(llmd: LLMDeployment, settings: ChildSettings, *, replicas: int) -> Manifest:
     """The Deployment with `replicas` servers."""
     spec = llmd.spec
-    grace = spec.drain_delay_seconds + spec.drain_timeout_seconds + settings.grace_margin_seconds
     return {
         "apiVersion": "apps/v1",
         "kind": "Deployment",
@@ -105,20 +105,26 @@ def deployment(llmd: LLMDeployment, settings: ChildSettings, *, replicas: int) -
                 "rollingUpdate": {"maxSurge": spec.max_surge, "maxUnavailable": spec.max_unavailable},
             },
             "progressDeadlineSeconds": spec.startup_timeout_seconds + PROGRESS_MARGIN_SECONDS,
-            "template": {
-                "metadata": {"labels": names.labels(llmd.key.name)},
-                "spec": {
-                    "serviceAccountName": llmd.key.name,
-                    "terminationGracePeriodSeconds": grace,
-                    "automountServiceAccountToken": False,
-                    "enableServiceLinks": False,
-                    "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
-                    "topologySpreadConstraints": [_spread(llmd)],
-                    "volumes": _volumes(spec),
-                    **_tolerations(spec.engine),
-                    "containers": [_server(llmd, settings)],
-                },
-            },
+            "template": merged(_pod_template(llmd, settings), spec.template),
+        },
+    }
+
+
+def _pod_template(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
+    spec = llmd.spec
+    grace = spec.drain_delay_seconds + spec.drain_timeout_seconds + settings.grace_margin_seconds
+    return {
+        "metadata": {"labels": names.labels(llmd.key.name)},
+        "spec": {
+            "serviceAccountName": llmd.key.name,
+            "terminationGracePeriodSeconds": grace,
+            "automountServiceAccountToken": False,
+            "enableServiceLinks": False,
+            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "topologySpreadConstraints": [_spread(llmd)],
+            "volumes": _volumes(spec),
+            **_tolerations(spec.engine),
+            "containers": [_server(llmd, settings)],
         },
     }
 

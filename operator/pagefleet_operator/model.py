@@ -11,6 +11,7 @@ from typing import Any
 from pagefleet_operator import fields
 from pagefleet_operator.errors import SpecError
 from pagefleet_operator.names import MAX_NAME_LENGTH, ObjectKey, is_valid_name
+from pagefleet_operator.template import problems_of
 
 RESERVED_ARGS = ("--host", "--port", "--model", "--served-model-name", "--drain-delay", "--drain-timeout")
 """Flags of the server that only the operator sets: probes, Service and grace period follow from them."""
@@ -123,6 +124,8 @@ class LLMDeploymentSpec:
     drain_delay_seconds: int = fields.DRAIN_DELAY_SECONDS.default_value
     drain_timeout_seconds: int = fields.DRAIN_TIMEOUT_SECONDS.default_value
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    template: Mapping[str, Any] = field(default_factory=dict)
+    """The user's additions to the pod."""
     service_type: str = "ClusterIP"
     service_port: int = fields.SERVICE_PORT.default_value
     max_surge: int = fields.MAX_SURGE.default_value
@@ -198,12 +201,22 @@ def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:
         drain_delay_seconds=drain.number("delaySeconds", fields.DRAIN_DELAY_SECONDS),
         drain_timeout_seconds=drain.number("timeoutSeconds", fields.DRAIN_TIMEOUT_SECONDS),
         resources=_parse_resources(spec.object("resources"), engine),
+        template=_parse_template(spec),
         service_type=service.text("type", fields.SERVICE_TYPE) or "ClusterIP",
         service_port=service.number("port", fields.SERVICE_PORT),
         max_surge=max_surge,
         max_unavailable=max_unavailable,
         budget_max_unavailable=spec.object("disruptionBudget").number("maxUnavailable", fields.BUDGET_MAX_UNAVAILABLE),
     )
+
+
+def _parse_template(spec: fields.Reader) -> Mapping[str, Any]:
+    template = spec.value.get("template")
+    if template is None:
+        return {}
+    found = list(problems_of(template, "spec.template"))
+    spec.problems.extend(found)
+    return {} if found else dict(template)
 
 
 def _parse_engine(engine: fields.Reader) -> EngineSpec:
