@@ -11,6 +11,7 @@ from pagefleet_kernels.cpu.library import Library
 from pagefleet_kernels.errors import KernelArgumentError
 
 PANEL_OUTPUTS = 64
+"""Of the widest level; the others' panels divide it."""
 
 
 @dataclass(frozen=True, slots=True)

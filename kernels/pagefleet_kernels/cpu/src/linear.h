@@ -1,7 +1,7 @@
 // Linears: x [rows, K] times a packed weight [N, K], plus a bias -> [rows, N].
 //
-// The weight lies in panels of 64 outputs, words as in layout.h: [N / 64][k_words][64], the last panel padded with
-// zeros. An output is summed over K in order, in chunks of fixed size whose sums are added in order (which halves the
+// The weight lies in panels of as many outputs as the microkernel takes at once (64, with AVX2 16), words as in
+// layout.h: [panels][k_words][outputs], the last panel padded with zeros: it is read in one stream. An output is summed over K in order, in chunks of fixed size whose sums are added in order (which halves the
 // error of one long sum), then the bias, then one rounding (none with wide_out): a row's result depends neither on the
 // rows beside it nor on threads.
 #pragma once
@@ -13,8 +13,8 @@
 
 namespace pagefleet {
 
-constexpr int kPanel = 64;         // outputs
-constexpr int kChunkWords = 256;  // of K
+constexpr int kPanel = kMaxColumns * kLanes;  // outputs
+constexpr int kChunkWords = 256;              // of K
 
 // Mirrored field by field in calls.py.
 struct LinearCall {
@@ -28,7 +28,7 @@ struct LinearCall {
     int32_t wide_out;     // out is float, whatever x is
 };
 
-// weight [N, K], rows contiguous -> packed [ceil(N / 64) * 64 * K]; K is a multiple of the elements of a word.
+// weight [N, K], rows contiguous -> packed [panels * kPanel * K]; K is a multiple of the elements of a word.
 template <class T>
 void pack_linear(const T* weight, int64_t row_stride, int out_features, int in_features, T* packed, int num_threads) {
     constexpr int kPerWord = Element<T>::per_word;
@@ -45,14 +45,14 @@ void pack_linear(const T* weight, int64_t row_stride, int out_features, int in_f
     parallel_for(num_threads, (out_features + kPanel - 1) / kPanel, pack_panel);
 }
 
-// R rows from `row` on, the outputs [column, column + 16 * kMaxColumns).
+// R rows from `row` on, the outputs [column, column + kPanel) of one panel.
 template <class T, int R>
-inline void linear_block(const LinearCall& call, const char* const* x, const uint32_t* panel, int row, int column) {
+inline void linear_panel(const LinearCall& call, const char* const* x, const uint32_t* panel, int row, int column) {
     Vec total[R][kMaxColumns];
     const uint32_t* b[kMaxColumns];
     const int k_words = call.in_features / Element<T>::per_word;
 #pragma GCC unroll 8
-    for (int c = 0; c < kMaxColumns; ++c) b[c] = panel + column % kPanel + c * kLanes;
+    for (int c = 0; c < kMaxColumns; ++c) b[c] = panel + c * kLanes;
     for (int begin = 0; begin < k_words; begin += kChunkWords) {
         Vec acc[R][kMaxColumns];
 #pragma GCC unroll 8
@@ -81,13 +81,6 @@ inline void linear_block(const LinearCall& call, const char* const* x, const uin
                 store_part(static_cast<T*>(call.out) + at, sum, n);
         }
     }
-}
-
-template <class T, int R>
-inline void linear_panel(const LinearCall& call, const char* const* x, const uint32_t* panel, int row, int first) {
-    int last = std::min(first + kPanel, call.out_features);
-    for (int column = first; column < last; column += kMaxColumns * kLanes)
-        linear_block<T, R>(call, x, panel, row, column);
 }
 
 template <class T>
