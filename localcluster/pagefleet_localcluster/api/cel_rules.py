@@ -29,6 +29,25 @@ def compile_rule(expression: str) -> Any:
         raise RuleError(str(error)[:500]) from error
 
 
+def rules_only(schema: Schema) -> Schema | None:
+    """The branches of a schema that carry rules, with what running them needs; None when there are none."""
+    kept: Schema = {}
+    for name in ("items", "additionalProperties"):
+        below = rules_only(schema[name]) if isinstance(schema.get(name), dict) else None
+        if below is not None:
+            kept[name] = below
+    properties = {name: rules_only(child) for name, child in (schema.get("properties") or {}).items()}
+    found = {name: below for name, below in properties.items() if below is not None}
+    if found:
+        kept["properties"] = found
+    if schema.get("x-kubernetes-validations"):
+        kept["x-kubernetes-validations"] = schema["x-kubernetes-validations"]
+        kept["x-declared"] = list(properties)
+    if not kept:
+        return None
+    return kept | {key: value for key, value in schema.items() if key.startswith("x-kubernetes-list")}
+
+
 @dataclass(frozen=True)
 class _Place:
     value: Any
@@ -116,5 +135,6 @@ def _visible(value: Any, schema: Schema, path: str) -> Any:
     if not isinstance(value, dict) or path:
         return value
     meta = value.get("metadata") or {}
-    seen = {key: item for key, item in value.items() if key in (schema.get("properties") or {})}
+    declared = schema.get("x-declared") or schema.get("properties") or ()
+    seen = {key: item for key, item in value.items() if key in declared}
     return {**seen, "metadata": {key: meta[key] for key in ("name", "generateName") if key in meta}}

@@ -3,6 +3,7 @@
 from typing import Any
 
 from pagefleet_localcluster.api.builtin_types import builtin_types
+from pagefleet_localcluster.api.cel_rules import rules_only
 from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.crd_rules import check_schema
 from pagefleet_localcluster.api.errors import Cause
@@ -95,6 +96,7 @@ def resources_of(crd: Json) -> list[Resource]:
                 has_status="status" in subresources,
                 scale=_scale(subresources.get("scale")),
                 schema=_complete(version["schema"]["openAPIV3Schema"]),
+                rules=rules_only(version["schema"]["openAPIV3Schema"]),
                 fields=frozenset(f["jsonPath"].lstrip(".") for f in version.get("selectableFields") or ()),
                 custom=True,
                 columns=tuple(version.get("additionalPrinterColumns") or _DEFAULT_COLUMNS),

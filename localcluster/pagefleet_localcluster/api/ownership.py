@@ -3,7 +3,6 @@
 Pure: takes objects, returns objects and manager entries. Algorithm: structured-merge-diff v4."""
 
 import copy
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -83,14 +82,12 @@ class _Change:
 
 
 def _compare(old: Json, new: Json, schema: Schema, writer: Writer) -> _Change:
-    before, after = all_fields(old, schema), all_fields(new, schema)
+    before, after = (
+        all_fields({key: value for key, value in obj.items() if key not in writer.reset}, schema) for obj in (old, new)
+    )
     written = {path for path, value in after.items() if path not in before or before[path] != value}
     removed = before.keys() - after.keys()
-    reset = {"f:" + field for field in writer.reset}
-    return _Change(
-        {path for path in written if path[0] not in reset and not (path in writer.structs and not after[path])},
-        {path for path in removed if path[0] not in reset},
-    )
+    return _Change({path for path in written if after[path] or path not in writer.structs}, set(removed))
 
 
 def track_update(old: Json | None, new: Json, schema: Schema, writer: Writer) -> None:
@@ -231,10 +228,11 @@ def _without(value: Any, schema: Schema | None, path: Path, gone: FieldSet, kept
 
 def same_but_managers(one: Json, other: Json) -> bool:
     """Whether two objects differ at most in managedFields' times and in resourceVersion."""
-    return _bare(one) == _bare(other)
+    if {**one, "metadata": None} != {**other, "metadata": None}:
+        return False
+    return _bare(one["metadata"]) == _bare(other["metadata"])
 
 
-def _bare(obj: Json) -> str:
-    meta = {k: v for k, v in obj.get("metadata", {}).items() if k not in ("resourceVersion", "managedFields")}
-    managers = [{**e, "time": ""} for e in obj.get("metadata", {}).get("managedFields") or ()]
-    return json.dumps([{**obj, "metadata": meta}, managers], sort_keys=True)
+def _bare(meta: Json) -> Json:
+    managers = [{**entry, "time": ""} for entry in meta.get("managedFields") or ()]
+    return {**meta, "resourceVersion": "", "managedFields": managers}

@@ -43,6 +43,8 @@ class Resource:
     """What field selectors may name, besides metadata.name and metadata.namespace."""
     custom: bool = False
     """Defined by a CRD."""
+    rules: Schema | None = field(default=None, repr=False)
+    """The branches of a custom schema that carry CEL rules; None without any."""
     columns: tuple[dict[str, Any], ...] = ()
     """additionalPrinterColumns of a CRD's version."""
     stored_as: Collection | None = None

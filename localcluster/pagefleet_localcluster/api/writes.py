@@ -18,7 +18,7 @@ from pagefleet_localcluster.api.errors import (
     not_found,
 )
 from pagefleet_localcluster.api.resources import Resource
-from pagefleet_localcluster.api.schema import apply_defaults, drop_absent, prune
+from pagefleet_localcluster.api.schema import Schema, apply_defaults, drop_absent, prune
 from pagefleet_localcluster.api.store import Name, Stored, freeze
 from pagefleet_localcluster.api.strategies import strategy_of
 from pagefleet_localcluster.api.validation import show, validate
@@ -77,7 +77,7 @@ def _create(
         obj.pop("status", None)
     metadata.stamp_new(cluster, obj, has_generation=strategy_of(resource).has_generation)
     _normalise(cluster, resource, obj, None, options)
-    _validate(cluster, resource, obj, None)
+    _validate(resource, obj, None, "")
     admission.admit_create(cluster, resource, obj)
     if applied is None:
         ownership.track_update(None, obj, resource.schema, writer(cluster, resource, options, "Update"))
@@ -120,7 +120,7 @@ def _update(
     metadata.keep_fixed(obj, old)
     _isolate(resource, obj, old, options.subresource)
     _normalise(cluster, resource, obj, old, options)
-    _validate(cluster, resource, obj, old)
+    _validate(resource, obj, old, options.subresource)
     strategy = strategy_of(resource)
     if strategy.has_generation and metadata.spec_differs(obj, old, has_status=resource.has_status):
         obj["metadata"]["generation"] = old["metadata"].get("generation", 0) + 1
@@ -288,9 +288,17 @@ def _undecodable(resource: Resource, faults: list[Cause]) -> ApiError:
     return bad_request(text.replace("Invalid value: ", "json: cannot unmarshal ", 1))
 
 
-def _validate(cluster: Cluster, resource: Resource, obj: Json, old: Json | None) -> None:
+def _written(resource: Resource, obj: Json, subresource: str) -> tuple[Json, Schema]:
+    """The part of an object that a write may change, and its schema: the rest is as it was stored."""
+    if subresource != "status" or "status" not in obj:
+        return obj, resource.schema
+    status = (resource.schema.get("properties") or {}).get("status") or {}
+    return {"status": obj["status"]}, {"type": "object", "properties": {"status": status}}
+
+
+def _validate(resource: Resource, obj: Json, old: Json | None, subresource: str) -> None:
     causes = metadata.check(resource, obj, old)
-    structural = validate(obj, resource.schema)
+    structural = validate(*_written(resource, obj, subresource))
     causes += structural
     if resource.custom:
         causes += _check_custom(resource, obj, old, structural)
@@ -304,7 +312,7 @@ def _check_custom(resource: Resource, obj: Json, old: Json | None, structural: l
     causes = _check_scale(resource, obj)
     if any(cause.reason in _STRUCTURAL for cause in structural):
         return [*causes, UNCHECKED]
-    return causes + run_rules(obj, old, resource.schema)
+    return causes + (run_rules(obj, old, resource.rules) if resource.rules is not None else [])
 
 
 def _check_scale(resource: Resource, obj: Json) -> list[Cause]:
