@@ -28,6 +28,11 @@ class AddressPool:
                 return address
         raise RuntimeError(f"no free pod address in {self._prefix}.0.0/16")
 
+    @property
+    def num_used(self) -> int:
+        """Addresses in use."""
+        return len(self._used)
+
     def give_back(self, address: str) -> None:
         """The pod that had it is gone."""
         self._used.discard(address)
@@ -51,6 +56,11 @@ class GpuSlots:
             taken[container["name"]], left = left[:count], left[count:]
         self._free = left
         return taken
+
+    @property
+    def num_free(self) -> int:
+        """Slots that no pod has."""
+        return len(self._free)
 
     def give_back(self, slots: Sequence[int]) -> None:
         """The pod that had them is gone."""

@@ -76,6 +76,16 @@ class Node:
         if self._http is not None:
             await self._http.close()
 
+    @property
+    def is_idle(self) -> bool:
+        """Whether it runs nothing, and all addresses and GPU slots are free."""
+        return (
+            not self.workers
+            and not self._tasks
+            and self._addresses.num_used == 0
+            and (self._gpus.num_free == self.settings.gpus)
+        )
+
     def find(self, namespace: str, name: str) -> PodWorker | None:
         """The worker of a pod by name."""
         return next(
