@@ -62,7 +62,12 @@ def make_runner(model_path: str, dtype: str, *, backend_name: str, packed: bool)
     model = load_model(ModelSettings(model=model_path, device="cpu", dtype=dtype))
     backend = select_backend(model.device, backend_name)
     if packed:
-        pack_linears(model.module, partial(ops.pack_linear, backend), dry_run=partial(check_module, model.module))
+        pack_linears(
+            model.module,
+            partial(ops.pack_linear, backend),
+            dry_run=partial(check_module, model.module),
+            logits_from=model.module.get_output_embeddings(),  # type: ignore[no-untyped-call]
+        )
     settings = CacheSettings(num_kv_blocks=BLOCKS_PER_SEQUENCE * MAX_SEQUENCES)
     plan = plan_kv(model.layers, settings, backend=backend, dtype=model.dtype, device=model.device)
     caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)

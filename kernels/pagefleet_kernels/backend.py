@@ -74,12 +74,14 @@ class Backend(Protocol):
 
 
 LinearFunction = Callable[[torch.Tensor], torch.Tensor]
-"""x [..., K] -> x @ weight.T + bias, [..., N], in x's dtype."""
+"""x [..., K] -> x @ weight.T + bias, [..., N], in x's dtype unless it was packed for another."""
 
 
 @runtime_checkable
 class LinearPacker(Protocol):
     """A backend that also offers linears with weights laid out for it. Optional: see `ops.pack_linear`."""
 
-    def pack_linear(self, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction | None:
+    def pack_linear(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, out_dtype: torch.dtype | None = None
+    ) -> LinearFunction | None:
         """weight [N, K] and bias [N] or None -> the linear, holding its own packed copy; None: no gain here."""

@@ -145,10 +145,13 @@ def copy_blocks(backend: Backend, cache: KVCache, pairs: Sequence[tuple[int, int
         backend.copy_blocks(cache, pairs)
 
 
-def pack_linear(backend: Backend, weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction | None:
+def pack_linear(
+    backend: Backend, weight: torch.Tensor, bias: torch.Tensor | None, *, out_dtype: torch.dtype | None = None
+) -> LinearFunction | None:
     """weight [N, K], bias [N] or None -> a function x [..., K] -> [..., N]; None when the backend offers no better one.
 
-    The function holds its own copy: the caller may free the weight.
+    The function holds its own copy: the caller may free the weight. out_dtype: what the result comes in: None or the
+    weight's dtype, or float32 for sums that are not rounded (logits: in bfloat16 many of them are equal).
     """
     if weight.dim() != 2 or 0 in weight.shape:
         raise refuse("weight", f"shape {tuple(weight.shape)}", "[N, K] with N, K >= 1")
@@ -156,6 +159,8 @@ def pack_linear(backend: Backend, weight: torch.Tensor, bias: torch.Tensor | Non
         raise refuse("weight", f"dtype {weight.dtype}", "a floating dtype")
     if bias is not None:
         check_tensor("bias", bias, (weight.shape[0],), weight.dtype, weight.device)
+    if out_dtype not in (None, weight.dtype, torch.float32):
+        raise refuse("out_dtype", out_dtype, f"None, the weight's {weight.dtype}, or torch.float32")
     if not isinstance(backend, LinearPacker):
         return None
-    return backend.pack_linear(weight, bias)
+    return backend.pack_linear(weight, bias, out_dtype=out_dtype)

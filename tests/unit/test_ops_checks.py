@@ -123,6 +123,10 @@ BAD_CALLS: dict[str, tuple[Callable[[], object], str]] = {
     ),
     "linear of one dimension": (lambda: ops.pack_linear(BACKEND, torch.zeros(3), None), "weight is shape"),
     "linear with a foreign bias": (lambda: ops.pack_linear(BACKEND, torch.zeros(3, 2), torch.zeros(2)), "bias is of"),
+    "linear with a narrow result": (
+        lambda: ops.pack_linear(BACKEND, torch.zeros(3, 2), None, out_dtype=torch.float16),
+        "out_dtype is torch.float16",
+    ),
     "unknown backend": (lambda: select_backend(CPU, "magic"), "preference is 'magic'"),
 }
 

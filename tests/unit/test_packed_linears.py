@@ -7,9 +7,15 @@ from torch.nn import functional
 from pagefleet_server.models.packed_linears import LinearFunction, PackedLinear, pack_linears
 
 
-def copying(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction:
+def copying(weight: torch.Tensor, bias: torch.Tensor | None, *, out_dtype: torch.dtype | None = None) -> LinearFunction:
     own, own_bias = weight.detach().clone(), None if bias is None else bias.detach().clone()
-    return lambda x: functional.linear(x, own, own_bias)
+    return lambda x: functional.linear(x, own, own_bias).to(x.dtype if out_dtype is None else out_dtype)
+
+
+def nothing(
+    weight: torch.Tensor, bias: torch.Tensor | None, *, out_dtype: torch.dtype | None = None
+) -> LinearFunction | None:
+    return None
 
 
 class Block(torch.nn.Module):
@@ -49,7 +55,7 @@ def test_model_that_reads_a_weight_stays_as_it_is() -> None:
 
 def test_linears_without_a_packed_form_stay_as_they_are() -> None:
     block = Block()
-    assert pack_linears(block, lambda weight, bias: None, lambda: None) == 0
+    assert pack_linears(block, nothing, lambda: None) == 0
     assert type(block.up) is torch.nn.Linear
 
 
@@ -64,7 +70,9 @@ def test_a_linear_in_two_places_is_packed_once() -> None:
     block.many[0] = block.down = torch.nn.Linear(4, 4)
     block.up = torch.nn.Linear(4, 4)
 
-    def pack(weight: torch.Tensor, bias: torch.Tensor | None) -> LinearFunction:
+    def pack(
+        weight: torch.Tensor, bias: torch.Tensor | None, *, out_dtype: torch.dtype | None = None
+    ) -> LinearFunction:
         calls.append(1)
         return copying(weight, bias)
 
@@ -72,3 +80,11 @@ def test_a_linear_in_two_places_is_packed_once() -> None:
     pack_linears(block, pack, lambda: None)
     torch.testing.assert_close(block(torch.ones(2, 4)), want)
     assert len(calls) == 2
+
+
+def test_only_the_logits_stay_wide() -> None:
+    block = Block().bfloat16()
+    block.many[0] = torch.nn.Linear(4, 4).bfloat16()
+    pack_linears(block, copying, lambda: None, logits_from=block.many[0])
+    assert block(torch.ones(2, 4, dtype=torch.bfloat16)).dtype == torch.float32
+    assert block.up(torch.ones(2, 4, dtype=torch.bfloat16)).dtype == torch.bfloat16

@@ -2,6 +2,7 @@
 
 import logging
 from collections.abc import Callable
+from typing import Protocol
 
 import torch
 from torch.nn import functional
@@ -10,8 +11,16 @@ _logger = logging.getLogger(__name__)
 
 LinearFunction = Callable[[torch.Tensor], torch.Tensor]
 """x [..., K] -> [..., N]."""
-Pack = Callable[[torch.Tensor, torch.Tensor | None], LinearFunction | None]
-"""weight [N, K] and bias -> the linear with its own copy of them; None: there is no better one."""
+
+
+class Pack(Protocol):
+    """Lays a weight out for the machine."""
+
+    def __call__(
+        self, weight: torch.Tensor, bias: torch.Tensor | None, *, out_dtype: torch.dtype | None = None
+    ) -> LinearFunction | None:
+        """weight [N, K] and bias -> the linear with its own copy of them, its result in out_dtype (None: the input's);
+        None: there is no better one."""
 
 
 class PackedLinear(torch.nn.Module):
@@ -34,11 +43,11 @@ class PackedLinear(torch.nn.Module):
         assert self._source is not None
         return functional.linear(x, self._source.weight, self._source.bias)
 
-    def pack(self, pack: Pack) -> torch.nn.Linear | None:
+    def pack(self, pack: Pack, *, out_dtype: torch.dtype | None = None) -> torch.nn.Linear | None:
         """Take the packed form and let the weight go; the source itself when there is no packed form."""
         assert self._source is not None
         source = self._source
-        function = pack(source.weight, source.bias)
+        function = pack(source.weight, source.bias, out_dtype=out_dtype)
         if function is None:
             return source
         self._function = function
@@ -47,8 +56,13 @@ class PackedLinear(torch.nn.Module):
         return None
 
 
-def pack_linears(module: torch.nn.Module, pack: Pack, dry_run: Callable[[], object]) -> int:
+def pack_linears(
+    module: torch.nn.Module, pack: Pack, dry_run: Callable[[], object], *, logits_from: torch.nn.Module | None = None
+) -> int:
     """Swap the nn.Linear modules below `module`; returns the bytes of weights that are held packed.
+
+    logits_from is the one whose result stays in float32: rounded to bfloat16, the best logits are often equal, and a
+    greedy choice among them is arbitrary.
 
     The dry run must pass with the swapped modules before any weight is let go; when it does not (a parent reads a
     child's weight), everything is put back and 0 comes back, with a warning. Weights are packed one at a time: the peak
@@ -74,12 +88,11 @@ def pack_linears(module: torch.nn.Module, pack: Pack, dry_run: Callable[[], obje
     num_linears = len(swapped)
     while places:
         # Forgotten one by one: nothing here keeps a weight alive once it is packed.
-        parent, name, child = places.pop()
-        packed = swapped.pop(id(child), None)
+        parent, name, source = places.pop()
+        packed = swapped.pop(id(source), None)
         if packed is None:
             continue
-        del child
-        plain = packed.pack(pack)
+        plain = packed.pack(pack, out_dtype=torch.float32 if source is logits_from else None)
         if plain is not None:
             setattr(parent, name, plain)
             continue

@@ -23,7 +23,17 @@ class FlatBatch:
     sampled: tuple[ScheduledRequest, ...]
     """The requests that draw a token; the forks of a request stand behind it, as requests of their own."""
     draws_from: torch.Tensor | None
-    """int64 [len(sampled)]: index into the wanted logits of each draw; None when it is 0, 1, 2 ... (no forks)."""
+    """int64 [len(sampled)]: index into the wanted logits of each draw; None when it is 0, 1, 2 ... to the last."""
+    scores: tuple["ScoredPrompt", ...]
+    """Requests whose prompt tokens are scored."""
+
+
+@dataclass(frozen=True, slots=True)
+class ScoredPrompt:
+    """One request's prompt_targets: the i-th is scored by row first_row + i of the wanted logits."""
+
+    request: ScheduledRequest
+    first_row: int
 
 
 def flatten(step: SchedulerOutput, *, block_size: int, device: torch.device) -> FlatBatch:
@@ -46,9 +56,7 @@ def flatten(step: SchedulerOutput, *, block_size: int, device: torch.device) -> 
     positions = np.arange(num_tokens) - np.repeat(query_starts[:-1], query_lens) + np.repeat(starts, query_lens)
     slots = block_tables[owners, positions // block_size].astype(np.int64) * block_size + positions % block_size
     seq_lens = starts + query_lens
-    sampled_at = [index for index, request in enumerate(scheduled) if request.sample]
-    logit_rows = query_starts[1:][sampled_at] - 1
-    draws_by_row = [_draws(scheduled[index]) for index in sampled_at]
+    wanted = _wanted_logits(scheduled, query_starts)
 
     def on_device(array: np.ndarray[tuple[int, ...], np.dtype[np.generic]]) -> torch.Tensor:
         return torch.from_numpy(array).to(device)
@@ -65,18 +73,44 @@ def flatten(step: SchedulerOutput, *, block_size: int, device: torch.device) -> 
             max_query_len=int(query_lens.max(initial=0)),
             max_seq_len=int(seq_lens.max(initial=0)),
         ),
-        logit_rows=on_device(logit_rows),
-        sampled=tuple(draw for draws in draws_by_row for draw in draws),
-        draws_from=on_device(np.repeat(np.arange(len(sampled_at)), [len(draws) for draws in draws_by_row]))
-        if any(scheduled[index].forks for index in sampled_at)
-        else None,
+        logit_rows=on_device(np.array(wanted.rows, dtype=np.int64)),
+        sampled=tuple(wanted.sampled),
+        draws_from=None if wanted.is_plain else on_device(np.array(wanted.draws_from, dtype=np.int64)),
+        scores=tuple(wanted.scores),
     )
 
 
-def _draws(request: ScheduledRequest) -> list[ScheduledRequest]:
-    """Who draws from the request's last row: itself, then its forks."""
-    forks = [
-        replace(request, request_id=fork.request_id, sampling=fork.sampling, history=fork.history, forks=())
-        for fork in request.forks
-    ]
-    return [request, *forks]
+@dataclass(slots=True)
+class _WantedLogits:
+    rows: list[int]
+    sampled: list[ScheduledRequest]
+    draws_from: list[int]
+    scores: list[ScoredPrompt]
+
+    @property
+    def is_plain(self) -> bool:
+        """One draw for each row, in order."""
+        return len(self.rows) == len(self.sampled) and not self.scores
+
+
+def _wanted_logits(
+    scheduled: tuple[ScheduledRequest, ...], query_starts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
+) -> _WantedLogits:
+    """Rows whose logits are wanted and by whom: prompt tokens to score, then the request's draw and those of its forks,
+    which draw as requests of their own from the same row."""
+    wanted = _WantedLogits([], [], [], [])
+    for index, request in enumerate(scheduled):
+        if request.prompt_targets:
+            count, first = len(request.prompt_targets), int(query_starts[index]) + request.scored_from
+            wanted.scores.append(ScoredPrompt(request, len(wanted.rows)))
+            wanted.rows.extend(range(first, first + count))
+        if request.sample:
+            forks = (
+                replace(request, request_id=fork.request_id, sampling=fork.sampling, history=fork.history, forks=())
+                for fork in request.forks
+            )
+            draws = [request, *forks]
+            wanted.draws_from.extend([len(wanted.rows)] * len(draws))
+            wanted.sampled.extend(draws)
+            wanted.rows.append(int(query_starts[index + 1]) - 1)
+    return wanted

@@ -6,13 +6,15 @@ import numpy as np
 
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import TokenHistory
+from pagefleet_server.runner.grammars import Mask
 from pagefleet_server.runner.rows import Ids, Row
 
 _NOTHING = TokenHistory(token_ids=(), num_prompt=0)
 
 
-def apply_rules(logits: Row, params: SamplingParams, history: TokenHistory | None) -> Row:
-    """Logits [V] -> a new row, in the order that SamplingParams states. history: given when params.needs_history.
+def apply_rules(logits: Row, params: SamplingParams, history: TokenHistory | None, allowed: Mask | None = None) -> Row:
+    """Logits [V] -> a new row, in the order that SamplingParams states. history: given when params.needs_history;
+    allowed: bool [V], what the grammar allows.
 
     A rule that would forbid every token that is left is not applied: something must be drawn.
     """
@@ -28,6 +30,10 @@ def apply_rules(logits: Row, params: SamplingParams, history: TokenHistory | Non
         row[seen] -= np.float32(params.presence_penalty) + np.float32(params.frequency_penalty) * counts.astype(
             np.float32
         )
+    if allowed is not None:
+        row[~allowed] = -np.inf
+        if not np.isfinite(row.max()):  # a bias of minus infinity, or logits that had none: the grammar still holds
+            row[allowed] = 0.0
     for forbidden in _forbidden(row.shape[0], params, history):
         kept = row[forbidden].copy()
         row[forbidden] = -np.inf

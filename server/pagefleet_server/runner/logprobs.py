@@ -4,6 +4,7 @@ import numpy as np
 import torch
 
 from pagefleet_server.core.step import TokenLogprobs
+from pagefleet_server.runner.flat_batch import ScoredPrompt
 from pagefleet_server.runner.rows import Row
 
 
@@ -17,6 +18,13 @@ def token_logprobs(logits: Row, token_id: int, num_top: int) -> TokenLogprobs:
         rank=int((logits > chosen).sum()) + 1,
         top=tuple((index, float(logits[index]) - log_total) for index in _likeliest(logits, num_top)),
     )
+
+
+def score_prompt(logits: torch.Tensor, scored: ScoredPrompt) -> list[TokenLogprobs]:
+    """Of each of the request's prompt_targets, from the step's wanted logits [N, V]."""
+    targets, num_top = scored.request.prompt_targets, scored.request.sampling.prompt_logprobs or 0
+    rows = logits[scored.first_row : scored.first_row + len(targets)].float().cpu().numpy()
+    return [token_logprobs(row, target, num_top) for row, target in zip(rows, targets, strict=True)]
 
 
 def _likeliest(logits: Row, count: int) -> list[int]:

@@ -3,8 +3,9 @@
 import logging
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 
 import torch
 
@@ -22,7 +23,9 @@ from pagefleet_server.models.paged_model import PagedModel
 from pagefleet_server.runner import host_memory
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.flat_batch import flatten
+from pagefleet_server.runner.grammars import Grammars, load_in_background
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, kv_shape, plan_kv
+from pagefleet_server.runner.logprobs import score_prompt
 from pagefleet_server.runner.paged_context import PagedContext
 from pagefleet_server.runner.sampler import SamplingError, sample
 from pagefleet_server.settings import EngineSettings
@@ -49,6 +52,8 @@ class Runner:
     """Tokens of prompt and output: the model's limit, capped by the setting and by what the blocks hold."""
     start_seconds: Mapping[str, float]
     """Phase -> seconds it took."""
+    grammars: Grammars | None = None
+    """For requests that have a grammar."""
     linear_backend: str = "torch"
     """Who computes the linears: the kernel backend that packed them, or torch."""
 
@@ -87,10 +92,12 @@ class Runner:
                 ops.copy_blocks(self.backend, cache, step.copies)
         context = PagedContext(self.backend, self.caches, batch.attention)
         logits = self.model.forward(batch.token_ids, batch.positions, context, batch.logit_rows)
+        scores = {scored.request.request_id: score_prompt(logits, scored) for scored in batch.scores}
         if batch.draws_from is not None:
             logits = logits.index_select(0, batch.draws_from)
         try:
-            return sample(logits, batch.sampled)
+            result = sample(logits, batch.sampled, self.grammars)
+            return replace(result, prompt_logprobs=scores) if scores else result
         except SamplingError as error:
             raise StepError(f"{error} in a step of {step.num_tokens} tokens in {self.model.dtype}") from error
 
@@ -114,7 +121,10 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     model = load_model(settings.model)
     backend = _backend_for(model, settings.cache.block_size)
     packed_bytes = pack_linears(
-        model.module, partial(ops.pack_linear, backend), dry_run=partial(check_module, model.module)
+        model.module,
+        partial(ops.pack_linear, backend),
+        dry_run=partial(check_module, model.module),
+        logits_from=model.module.get_output_embeddings(),  # type: ignore[no-untyped-call]
     )
     dtype_name = str(model.dtype).removeprefix("torch.")
     weights = f"{model.num_weight_bytes} bytes of weights, {dtype_name}, {len(model.layers)} layers on {model.device}"
@@ -132,6 +142,9 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
         plan,
         _max_model_len(settings, model, plan),
         seconds,
+        grammars=load_in_background(
+            Path(settings.model.model), vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+        ),
         linear_backend=backend.name if packed_bytes else "torch",
     )
     for step in _warm_up_steps(runner, settings.scheduler.max_num_batched_tokens):

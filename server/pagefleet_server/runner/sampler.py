@@ -13,6 +13,7 @@ import torch
 from pagefleet_server.core.step import ScheduledRequest, StepResult, TokenLogprobs
 from pagefleet_server.runner.counter_rng import uniform
 from pagefleet_server.runner.distribution import distribution
+from pagefleet_server.runner.grammars import Grammars, Mask
 from pagefleet_server.runner.logit_rules import apply_rules
 from pagefleet_server.runner.logprobs import token_logprobs
 from pagefleet_server.runner.rows import Row
@@ -22,27 +23,33 @@ class SamplingError(Exception):
     """A row of logits has no finite maximum: the model's fault, not the request's."""
 
 
-def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest]) -> StepResult:
-    """logits [N, V] of any float dtype, one request per row. Raises SamplingError for NaN or infinite logits."""
+def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest], grammars: Grammars | None = None) -> StepResult:
+    """logits [N, V] of any float dtype, one request per row; grammars: needed by requests that have one. Raises
+    SamplingError for NaN or infinite logits."""
     rows = logits.float().cpu().numpy()
     sampled: dict[str, int] = {}
     logprobs: dict[str, TokenLogprobs] = {}
     for row, request in zip(rows, requests, strict=True):
-        token = _pick(row, request)
+        allowed = None
+        if request.sampling.grammar is not None:
+            if grammars is None:
+                raise SamplingError(f"request {request.request_id} has a grammar, and nobody to read it")
+            allowed = grammars.allowed(request)
+        token = _pick(row, request, allowed)
         sampled[request.request_id] = token
         if request.sampling.logprobs is not None:
             logprobs[request.request_id] = token_logprobs(row, token, request.sampling.logprobs)
     return StepResult(sampled=sampled, logprobs=logprobs)
 
 
-def _pick(row: Row, request: ScheduledRequest) -> int:
+def _pick(row: Row, request: ScheduledRequest, allowed: Mask | None) -> int:
     # argmax gives the first of several maxima, the lowest id; and a NaN wherever there is one.
     likeliest = int(row.argmax())
     if not np.isfinite(row[likeliest]):
         raise SamplingError(f"the logits of request {request.request_id} reach {row[likeliest]}")
     params = request.sampling
     if params.changes_logits:
-        row = apply_rules(row, params, request.history)
+        row = apply_rules(row, params, request.history, allowed)
         likeliest = int(row.argmax())
     if params.temperature == 0.0:
         return likeliest

@@ -1,0 +1,95 @@
+"""Which tokens a request's grammar allows next.
+
+A matcher's state follows from the output so far, so it is only a cache: one that was dropped, or whose request was
+preempted, is rebuilt from the history.
+"""
+
+import logging
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+from llguidance import LLMatcher, LLTokenizer
+
+from pagefleet_server.core.step import ScheduledRequest
+from pagefleet_server.tokenizer import load_tokenizer
+
+_logger = logging.getLogger(__name__)
+
+Mask = npt.NDArray[np.bool_]
+"""[V]: True where the token is allowed."""
+MAX_MATCHERS = 1024
+
+
+@dataclass(slots=True)
+class _State:
+    matcher: LLMatcher
+    num_consumed: int = 0
+    """Output tokens that the matcher has seen."""
+
+
+class Grammars:
+    """The matchers of running requests. Raises nothing: a grammar that fails in the middle allows only the end."""
+
+    def __init__(self, load: Callable[[], LLTokenizer], *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
+        """`load` is called once, for the first request that has a grammar."""
+        self._load = load
+        self._vocab_size = vocab_size
+        self._eos = list(eos_token_ids)
+        self._tokenizer: LLTokenizer | None = None
+        self._states: OrderedDict[str, _State] = OrderedDict()
+
+    def allowed(self, request: ScheduledRequest) -> Mask:
+        """For the token that this step draws. request.sampling.grammar and request.history are given."""
+        assert request.sampling.grammar is not None and request.history is not None
+        state = self._state(request.request_id, request.sampling.grammar)
+        output = request.history.token_ids[request.history.num_prompt :]
+        for token_id in output[state.num_consumed :]:
+            state.matcher.consume_token(token_id)
+        state.num_consumed = len(output)
+        if state.matcher.is_error() or state.matcher.is_stopped():
+            if state.matcher.is_error():
+                _logger.warning(
+                    "request %s: its grammar fails: %s", request.request_id, state.matcher.get_error()[:300]
+                )
+            return self._only_end()
+        bits = np.frombuffer(state.matcher.compute_bitmask(), dtype=np.uint8)
+        mask = np.unpackbits(bits, bitorder="little", count=self._vocab_size).astype(np.bool_)
+        return mask if mask.any() else self._only_end()
+
+    def _state(self, request_id: str, grammar: str) -> _State:
+        state = self._states.get(request_id)
+        if state is None:
+            if self._tokenizer is None:
+                self._tokenizer = self._load()
+            state = _State(LLMatcher(self._tokenizer, grammar, log_level=0))
+            self._states[request_id] = state
+            if len(self._states) > MAX_MATCHERS:
+                self._states.popitem(last=False)
+        self._states.move_to_end(request_id)
+        return state
+
+    def _only_end(self) -> Mask:
+        mask = np.zeros(self._vocab_size, dtype=np.bool_)
+        mask[self._eos] = True
+        return mask
+
+
+def load_in_background(path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars:
+    """Grammars whose tokenizer (about half a second) is made in a thread from now on, while nobody waits for it.
+
+    A model without a tokenizer fails at the first grammar, with ModelError: its API process would not have started."""
+    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+    made: Future[LLTokenizer] = pool.submit(make_tokenizer, path, vocab_size, eos_token_ids)
+    pool.shutdown(wait=False)
+    return Grammars(made.result, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
+
+def make_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:
+    """The model's tokenizer as the matcher library wants it. Raises ModelError."""
+    document = load_tokenizer(path).tokenizer.to_str()
+    return LLTokenizer(document, n_vocab=vocab_size, eos_token=list(eos_token_ids))
