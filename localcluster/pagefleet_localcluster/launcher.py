@@ -61,6 +61,7 @@ class ClusterSettings:
             shared_directory=self.directory / "shared",
             index=index,
             gpus=self.gpus_per_node,
+            kubeconfig=self.directory / "kubeconfig",
             **self.node_options,
         )
 

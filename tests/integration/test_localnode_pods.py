@@ -180,7 +180,23 @@ async def test_configuration_reaches_files_and_variables(tmp_path: Path) -> None
         variables = dict(line.split("=", 1) for line in lines[5:-1] if "=" in line)
         assert variables["M_b"] == "B" and variables["CPU"] == "250" and variables["HOSTNAME"] == "p"
         assert variables["WHERE"].endswith("/volumes/map/s3cret")
-        assert not {"KUBECONFIG", "PYTEST_CURRENT_TEST", "VIRTUAL_ENV"} & set(variables)
+        assert not {"PYTEST_CURRENT_TEST", "VIRTUAL_ENV"} & set(variables)
+
+
+async def test_a_pod_reaches_the_api_unless_it_wants_no_token(tmp_path: Path) -> None:
+    """As with a service account: a controller may run as a pod."""
+    async with running_cluster(tmp_path) as cluster:
+        client = cluster.client
+        script = "kubectl get pods -o name 2>&1 || true"
+        await create(client, PODS, pod("with", shell("c", script), restartPolicy="Never"))
+        bare = pod("without", shell("c", "env"), restartPolicy="Never", automountServiceAccountToken=False)
+        await create(client, PODS, bare)
+        await reached(client, "with", "Succeeded")
+        _, log = await kubectl(cluster, "logs", "with")
+        assert "pod/with\n" in log
+        await reached(client, "without", "Succeeded")
+        _, log = await kubectl(cluster, "logs", "without")
+        assert "HOSTNAME=without" in log and "KUBECONFIG" not in log
 
 
 async def test_what_is_missing_is_waited_for_and_named(tmp_path: Path) -> None:

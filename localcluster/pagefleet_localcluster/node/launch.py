@@ -68,6 +68,8 @@ def build_command(
         "PAGEFLEET_HOST": facts.address,
         **rule.environment,
     }
+    if settings.kubeconfig is not None and facts.pod["spec"].get("automountServiceAccountToken", True):
+        base["KUBECONFIG"] = str(settings.kubeconfig)
     names = {**base, "POD_NAME": metadata["name"], "POD_IP": facts.address}
     mounts = mounts_of(container, volumes, lambda text: expand(text, names))
     message_path = container.get("terminationMessagePath") or "/dev/termination-log"

@@ -34,6 +34,9 @@ class NodeSettings:
     """Kubernetes' default."""
     images: ImageTable = field(default_factory=ImageTable)
     """What an image name means here."""
+    kubeconfig: Path | None = None
+    """What pods get as KUBECONFIG in place of a service account's token, unless they set `automountServiceAccountToken`
+    to false. Its rights are the file's, whatever the service account's are. None gives nothing."""
     lease_seconds: float = 10.0
     """Period of heartbeats; the node counts as dead after 40 s without one."""
     backoff_min_seconds: float = 10.0
