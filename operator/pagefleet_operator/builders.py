@@ -58,7 +58,8 @@ def service(llmd: LLMDeployment) -> Manifest:
                 {
                     "name": names.PORT_NAME,
                     "port": llmd.spec.service_port,
-                    "targetPort": names.PORT_NAME,
+                    # Older API servers do not look for named ports in sidecars.
+                    "targetPort": names.SERVER_PORT if llmd.spec.placement == "Sidecar" else names.PORT_NAME,
                     "protocol": "TCP",
                 }
             ],
@@ -124,9 +125,16 @@ def _pod_template(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
             "topologySpreadConstraints": [_spread(llmd)],
             "volumes": _volumes(spec),
             **_tolerations(spec.engine),
-            "containers": [_server(llmd, settings)],
+            **_placed(spec.placement, _server(llmd, settings)),
         },
     }
+
+
+def _placed(placement: str, server: Manifest) -> Manifest:
+    """The server as the pod's container, or as a native sidecar: up before the others and down after them."""
+    if placement == "Sidecar":
+        return {"initContainers": [{**server, "restartPolicy": "Always"}], "containers": []}
+    return {"containers": [server]}
 
 
 def _server(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:

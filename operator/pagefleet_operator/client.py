@@ -208,12 +208,17 @@ class Api:
         return {"Authorization": str(bearer["value"])} if bearer and bearer["value"] else {}
 
 
+UNKNOWN_FIELD = "failed to create typed patch object"
+
+
 def _failure(status: int, data: bytes, retry_after: str | None) -> ApiError:
     try:
         answer = json.loads(data)
     except ValueError:
         answer = None
     known = answer if isinstance(answer, dict) else {}
+    if status == 500 and UNKNOWN_FIELD in str(known.get("message")):
+        status = 422  # how an API server refuses an unknown field in server-side apply
     return ApiError(
         status=status,
         reason=str(known.get("reason") or (HTTPStatus(status).phrase if status in set(HTTPStatus) else "Error")),

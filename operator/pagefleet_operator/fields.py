@@ -54,6 +54,7 @@ REFERENCE = Text(253, 1)
 SELECT_POLICY = Text(16, choices=("Max", "Min", "Disabled"))
 SERVICE_TYPE = Text(16, choices=("ClusterIP", "NodePort", "LoadBalancer"))
 SCALING_MODE = Text(16, choices=("Managed", "DryRun"))
+PLACEMENT = Text(16, choices=("Pod", "Sidecar"))
 POLICY_TYPE = Text(16, choices=("Pods", "Percent"))
 
 ACCELERATOR_COUNT = Number(1, 16, 1)

@@ -124,6 +124,8 @@ class LLMDeploymentSpec:
     drain_delay_seconds: int = fields.DRAIN_DELAY_SECONDS.default_value
     drain_timeout_seconds: int = fields.DRAIN_TIMEOUT_SECONDS.default_value
     resources: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    placement: str = "Pod"
+    """Pod, or Sidecar: the server runs as a native sidecar beside the template's containers."""
     template: Mapping[str, Any] = field(default_factory=dict)
     """The user's additions to the pod."""
     service_type: str = "ClusterIP"
@@ -184,6 +186,7 @@ def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:
     claim = rest.partition("/")[0] if kind == "pvc" else None
     path = rest.partition("/")[2] if kind == "pvc" else rest
     engine = _parse_engine(spec.object("engine"))
+    placement = spec.text("placement", fields.PLACEMENT) or "Pod"
     startup, drain = spec.object("startup"), spec.object("drain")
     service, rollout = spec.object("service"), spec.object("rollout")
     max_surge = rollout.number("maxSurge", fields.MAX_SURGE)
@@ -201,7 +204,8 @@ def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:
         drain_delay_seconds=drain.number("delaySeconds", fields.DRAIN_DELAY_SECONDS),
         drain_timeout_seconds=drain.number("timeoutSeconds", fields.DRAIN_TIMEOUT_SECONDS),
         resources=_parse_resources(spec.object("resources"), engine),
-        template=_parse_template(spec),
+        placement=placement,
+        template=_parse_template(spec, placement),
         service_type=service.text("type", fields.SERVICE_TYPE) or "ClusterIP",
         service_port=service.number("port", fields.SERVICE_PORT),
         max_surge=max_surge,
@@ -210,11 +214,13 @@ def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:
     )
 
 
-def _parse_template(spec: fields.Reader) -> Mapping[str, Any]:
+def _parse_template(spec: fields.Reader, placement: str) -> Mapping[str, Any]:
     template = spec.value.get("template")
     if template is None:
+        if placement == "Sidecar":
+            spec.problem("template", "must hold the containers beside which the sidecar runs")
         return {}
-    found = list(problems_of(template, "spec.template"))
+    found = list(problems_of(template, "spec.template", placement))
     spec.problems.extend(found)
     return {} if found else dict(template)
 

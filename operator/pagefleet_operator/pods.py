@@ -73,7 +73,7 @@ def parse_pod(body: Mapping[str, Any]) -> Pod:
         created=metadata.get("creationTimestamp", ""),
         template_hash=(metadata.get("labels") or {}).get("pod-template-hash"),
         deletion_cost=_cost((metadata.get("annotations") or {}).get(names.POD_DELETION_COST)),
-        restarts=sum(item.get("restartCount") or 0 for item in status.get("containerStatuses") or []),
+        restarts=sum(item.get("restartCount") or 0 for item in _container_statuses(status)),
         trouble=_trouble(status, conditions),
         start_seconds=_start_seconds(metadata, conditions.get("Ready", {})),
     )
@@ -102,11 +102,21 @@ def _trouble(status: Mapping[str, Any], conditions: Mapping[str, Mapping[str, An
     scheduled = conditions.get("PodScheduled", {})
     if scheduled.get("status") == "False" and scheduled.get("reason") == "Unschedulable":
         return Trouble("Unschedulable", shorten(scheduled.get("message") or "no node has room for the pod"))
-    for container in status.get("containerStatuses") or []:
+    for container in _container_statuses(status):
         trouble = _container_trouble(container)
+        if trouble is not None and container.get("name") != names.CONTAINER:
+            return Trouble(trouble.reason, f"container {container.get('name')}: {trouble.message}")
         if trouble is not None:
             return trouble
     return None
+
+
+def _container_statuses(status: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Of all containers that run for long: sidecars first."""
+    return [
+        *(item for item in status.get("initContainerStatuses") or [] if item.get("name") == names.CONTAINER),
+        *(status.get("containerStatuses") or []),
+    ]
 
 
 def _container_trouble(container: Mapping[str, Any]) -> Trouble | None:

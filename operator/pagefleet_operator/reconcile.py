@@ -29,6 +29,9 @@ from pagefleet_operator.transitions import transitions
 
 logger = logging.getLogger(__name__)
 
+PATIENCE = 3
+"""Failures in a row that may pass by themselves, before the status speaks of them."""
+
 FIND_AGAIN_SECONDS = 5.0
 """A child that the watch does not show is read directly this often."""
 
@@ -56,6 +59,8 @@ class Memory:
     found: dict[str, Any] = field(default_factory=dict)
     """Children that the watch does not show, as last read."""
     found_at: float | None = None
+    apply_failures: int = 0
+    """Running failures to write the children."""
     victims_since: float | None = None
     """Since when a shrink waits for the victims' costs to be seen."""
     status_at: float | None = None
@@ -241,11 +246,15 @@ class ObjectLoop:
                 context.api, intended, observed, memory.ledger, context.settings.reconcile, now
             )
         except ApiError as error:
-            if error.is_transient:
+            memory.apply_failures += 1
+            if error.is_transient and memory.apply_failures < PATIENCE:
                 raise
+            if error.is_transient:
+                return "ApplyFailed", f"a child could not be written {memory.apply_failures} times: {error}"
             return (
                 "Forbidden" if error.status == 403 else "InvalidTemplate"
             ), f"the API refused a child: {error.message}"
+        memory.apply_failures = 0
         for child in outcome.bodies:
             context.store.put(child["kind"], child)
         for repair in outcome.repairs:

@@ -31,7 +31,17 @@ APPENDED = frozenset({"tolerations"})
 
 KEY_DEFAULTS: Mapping[str, Any] = {"protocol": "TCP"}
 
-SERVER_FIELDS = ("command", "args", "image", "ports", "startupProbe", "livenessProbe", "readinessProbe", "lifecycle")
+SERVER_FIELDS = (
+    "command",
+    "args",
+    "image",
+    "ports",
+    "startupProbe",
+    "livenessProbe",
+    "readinessProbe",
+    "lifecycle",
+    "restartPolicy",
+)
 """Of the container `server`: set from other fields of the spec."""
 POD_FIELDS = ("restartPolicy", "terminationGracePeriodSeconds", "ephemeralContainers")
 """Of the pod: set from other fields of the spec, or impossible in a template."""
@@ -40,7 +50,12 @@ BASE_URL = f"http://$(POD_IP):{names.SERVER_PORT}/v1"
 """PAGEFLEET_BASE_URL of the user's own containers: the server beside them."""
 
 
-def problems_of(template: Any, path: str) -> Iterator[str]:
+def home_of(placement: str) -> str:
+    """The list of the pod that holds the server: a native sidecar is an init container that keeps running."""
+    return "initContainers" if placement == "Sidecar" else "containers"
+
+
+def problems_of(template: Any, path: str, placement: str) -> Iterator[str]:
     """What is wrong with a template, as "field: what"."""
     if not isinstance(template, Mapping):
         yield f"{path}: must be an object"
@@ -67,10 +82,12 @@ def problems_of(template: Any, path: str) -> Iterator[str]:
     for name in POD_FIELDS:
         if name in spec:
             yield f"{path}.spec.{name}: is set by the operator"
-    yield from _container_problems(spec, path)
+    yield from _container_problems(spec, path, home_of(placement))
+    if placement == "Sidecar" and not spec.get("containers"):
+        yield f"{path}.spec.containers: must hold the containers beside which the sidecar runs"
 
 
-def _container_problems(spec: Mapping[str, Any], path: str) -> Iterator[str]:
+def _container_problems(spec: Mapping[str, Any], path: str, home: str) -> Iterator[str]:
     for kind in ("containers", "initContainers"):
         containers = [] if spec.get(kind) is None else spec[kind]
         if not isinstance(containers, list) or not all(isinstance(item, Mapping) for item in containers):
@@ -81,8 +98,11 @@ def _container_problems(spec: Mapping[str, Any], path: str) -> Iterator[str]:
                 yield f"{path}.spec.{kind}[{index}].name: is required"
             if container.get("name") != names.CONTAINER:
                 continue
+            if kind != home:
+                yield f"{path}.spec.{kind}[{index}].name: {names.CONTAINER} is the server's, under spec.{home}"
+                continue
             for name in SERVER_FIELDS:
-                if name in container or kind == "initContainers":
+                if name in container:
                     yield (
                         f"{path}.spec.{kind}[{index}].{name}: of the container {names.CONTAINER} is set by the "
                         "operator; use spec.engine, spec.startup and spec.drain"

@@ -158,6 +158,7 @@ TEXTS = {
     "spec.engine.env[].valueFrom.configMapKeyRef.name": fields.REFERENCE,
     "spec.engine.env[].valueFrom.configMapKeyRef.key": fields.REFERENCE,
     "spec.autoscaling.mode": fields.SCALING_MODE,
+    "spec.placement": fields.PLACEMENT,
     "spec.service.type": fields.SERVICE_TYPE,
     "spec.autoscaling.behavior.scaleUp.selectPolicy": fields.SELECT_POLICY,
     "spec.autoscaling.behavior.scaleDown.selectPolicy": fields.SELECT_POLICY,
@@ -251,6 +252,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
     ),
     "a device without a domain": ({"model": MODEL, "engine": {"accelerator": {"resourceName": "gpu"}}}, "resourceName"),
     "a claim without a path": ({"model": {"source": "pvc://models"}}, "spec.model.source"),
+    "a sidecar of nothing": ({"model": MODEL, "placement": "Sidecar"}, "template"),
     "no policy at all": (
         {"model": MODEL, "autoscaling": {"maxReplicas": 2, "behavior": {"scaleUp": {"policies": []}}}},
         "scaleUp.policies",
@@ -290,6 +292,8 @@ def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     """Values near the schema: mostly right, sometimes just beyond a bound."""
     if schema.get("x-kubernetes-int-or-string"):
         return st.sampled_from([1, 0, "500m", "8Gi", "1.5", "x", "-1", True])
+    if schema.get("x-kubernetes-preserve-unknown-fields"):
+        return st.just({"spec": {"containers": [{"name": "app", "image": "app:1"}]}})
     kind = schema.get("type")
     if "enum" in schema:
         return st.sampled_from([*schema["enum"], "Other"])

@@ -4,7 +4,7 @@ from typing import Any
 
 import pytest
 
-from pagefleet_operator.builders import deployment
+from pagefleet_operator.builders import deployment, service
 from pagefleet_operator.errors import SpecError
 from pagefleet_operator.model import parse
 from pagefleet_operator.settings import ChildSettings
@@ -100,3 +100,45 @@ def test_tolerations_are_added_and_other_lists_replaced() -> None:
 def test_what_the_operator_relies_on_cannot_be_changed(template: Any, want: str) -> None:
     with pytest.raises(SpecError, match=want):
         parse(llmd_body(spec={"template": template}))
+
+
+APP = {"name": "app", "image": "app:1"}
+
+
+def test_a_sidecar_is_up_before_the_users_containers_and_down_after_them() -> None:
+    made = pod({"spec": {"containers": [APP]}}, placement="Sidecar")["spec"]
+    assert [item["name"] for item in made["containers"]] == ["app"]
+    (sidecar,) = made["initContainers"]
+    assert (sidecar["name"], sidecar["restartPolicy"]) == ("server", "Always")
+    assert "startupProbe" in sidecar, "gates the start of the others"
+    assert {"name": "PAGEFLEET_BASE_URL", "value": "http://$(POD_IP):8000/v1"} in made["containers"][0]["env"]
+
+
+def test_a_sidecar_takes_mounts_under_its_own_list() -> None:
+    mount = {"name": "weights", "mountPath": "/weights"}
+    spec = {"containers": [APP], "initContainers": [{"name": "server", "volumeMounts": [mount]}]}
+    (sidecar,) = pod({"spec": spec}, placement="Sidecar")["spec"]["initContainers"]
+    assert mount in sidecar["volumeMounts"]
+    assert sidecar["command"] == ["pagefleet-server"]
+
+
+def test_the_service_finds_a_sidecar_by_number() -> None:
+    made = service(llmd(spec={"placement": "Sidecar", "template": {"spec": {"containers": [APP]}}}))
+    assert made["spec"]["ports"][0]["targetPort"] == 8000
+
+
+@pytest.mark.parametrize(
+    ("spec", "want"),
+    [
+        ({"placement": "Sidecar"}, r"spec\.template: must hold the containers"),
+        ({"placement": "Sidecar", "template": {"spec": {}}}, r"spec\.template\.spec\.containers: must hold"),
+        (
+            {"placement": "Sidecar", "template": {"spec": {"containers": [{"name": "server"}]}}},
+            r"under spec\.initContainers",
+        ),
+        ({"template": {"spec": {"initContainers": [{"name": "server"}]}}}, r"under spec\.containers"),
+    ],
+)
+def test_a_sidecar_needs_company_and_its_name(spec: dict[str, Any], want: str) -> None:
+    with pytest.raises(SpecError, match=want):
+        parse(llmd_body(spec=spec))
