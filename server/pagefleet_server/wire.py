@@ -111,6 +111,9 @@ class RequestOutput(msgspec.Struct, frozen=True):
     error: str | None = None
     logprobs: list[TokenLogprobs] | None = None
     """One for each token, when SamplingParams.logprobs is set."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of the next prompt tokens (the first has none), when SamplingParams.prompt_logprobs is set. They come before the
+    first token, some at a time; such a message may have no token."""
 
 
 class StepDone(msgspec.Struct, tag="step", frozen=True):

@@ -149,3 +149,34 @@ def test_in_a_fork(runner: Runner, alone: list[Trace]) -> None:
     assert played.num_copies >= 2 * 7
     assert played.traces == apart
     assert played.traces[::3] == alone
+
+
+def test_scores_of_a_prompt_are_those_of_the_model_whatever_the_chunks(runner: Runner) -> None:
+    """Each prompt token's log-probability equals the one of drawing it: the logits of a prompt that ends before it."""
+    prompt = wishes()[-1].prompt
+    score = SamplingParams(max_tokens=1, temperature=0.0, prompt_logprobs=3)
+    want = []
+    for end in range(1, len(prompt)):
+        only = SamplingParams(max_tokens=1, temperature=0.0, logprobs=3, allowed_token_ids=(prompt[end],))
+        (trace,) = play(runner, [[Wish(prompt[:end], only)]]).traces
+        want += trace.logprobs
+    for budget in (7, 33, 256):
+        assert play_scores(runner, prompt, score, budget) == want
+
+
+def play_scores(runner: Runner, prompt: list[int], sampling: SamplingParams, budget: int) -> list[TokenLogprobs]:
+    limits = SchedulerLimits(
+        num_blocks=NUM_BLOCKS,
+        block_size=BLOCK_SIZE,
+        max_model_len=512,
+        max_num_seqs=4,
+        max_num_batched_tokens=budget,
+    )
+    scheduler = Scheduler(limits)
+    scheduler.add("scored", prompt, sampling, arrival_time=0.0)
+    scheduler.add("beside", prompt[5:], SamplingParams(max_tokens=20), arrival_time=0.0)
+    scores: list[TokenLogprobs] = []
+    while (output := scheduler.schedule(0.0)) is not None:
+        for new in scheduler.update(output, runner.execute(output), 0.0):
+            scores += new.prompt_logprobs or []
+    return scores

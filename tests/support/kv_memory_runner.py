@@ -9,7 +9,7 @@ from array import array
 from collections.abc import Sequence
 
 from pagefleet_server.core.request import PLACEHOLDER_TOKEN_ID
-from pagefleet_server.core.step import SchedulerOutput, StepResult
+from pagefleet_server.core.step import SchedulerOutput, StepResult, TokenLogprobs
 
 VOCAB_SIZE = 50
 
@@ -17,6 +17,16 @@ VOCAB_SIZE = 50
 def next_token(context: Sequence[int], seed: int = 0) -> int:
     """The token that this "model" draws after a context."""
     return zlib.crc32(array("q", [seed, *context]).tobytes()) % VOCAB_SIZE
+
+
+def score(context: Sequence[int], token: int) -> TokenLogprobs:
+    """How likely this "model" finds a token after a context."""
+    return TokenLogprobs(-float(next_token([*context, token])), 1, ())
+
+
+def expected_scores(prompt: Sequence[int]) -> list[TokenLogprobs]:
+    """What a prompt's tokens after the first must get."""
+    return [score(prompt[:index], prompt[index]) for index in range(1, len(prompt))]
 
 
 def expected_tokens(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
@@ -51,6 +61,7 @@ class KvMemoryRunner:
                 self.slots[self._slot(row.block_ids, row.start + offset)] = token
                 self.num_rows_computed += 1
         sampled: dict[str, int] = {}
+        scores: dict[str, list[TokenLogprobs]] = {}
         for row, tokens in zip(output.scheduled, inputs, strict=True):
             context: list[int] = []
             for position in range(row.start + len(tokens)):
@@ -58,13 +69,18 @@ class KvMemoryRunner:
                 assert token_at is not None, f"{row.request_id} reads position {position}, which nobody wrote"
                 context.append(token_at)
             assert context[row.start :] == tokens, f"{row.request_id}: another row wrote over its KV"
+            if row.prompt_targets:
+                scores[row.request_id] = [
+                    score(context[: row.start + row.scored_from + index + 1], target)
+                    for index, target in enumerate(row.prompt_targets)
+                ]
             if row.sample:
                 sampled[row.request_id] = next_token(context, row.sampling.seed)
             for fork in row.forks:
                 assert row.sample
                 sampled[fork.request_id] = next_token(context, fork.sampling.seed)
         self._last_drawn = sampled
-        return StepResult(sampled)
+        return StepResult(sampled, prompt_logprobs=scores)
 
     def _slot(self, block_ids: Sequence[int], position: int) -> int:
         block_id = block_ids[position // self.block_size]

@@ -4,7 +4,7 @@ from pagefleet_server.core.limits import SchedulerLimits
 from pagefleet_server.core.report import NewTokens
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.scheduler import Scheduler
-from pagefleet_server.core.step import SchedulerOutput
+from pagefleet_server.core.step import SchedulerOutput, TokenLogprobs
 from support.kv_memory_runner import KvMemoryRunner
 
 
@@ -46,6 +46,7 @@ class Bench:
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, str] = {}
+        self.scores: dict[str, list[TokenLogprobs]] = {}
 
     def add(
         self,
@@ -91,6 +92,7 @@ class Bench:
 
     def take(self, news: list[NewTokens]) -> None:
         for new in news:
+            self.scores.setdefault(new.request_id, []).extend(new.prompt_logprobs or [])
             self.tokens[new.request_id] += new.token_ids
             if new.finish_reason is not None:
                 self.finish[new.request_id] = new.finish_reason.value

@@ -38,3 +38,16 @@ def test_forks_draw_from_the_row_of_their_leader() -> None:
     assert batch.draws_from is not None
     assert batch.draws_from.tolist() == [0, 1, 1, 1]
     assert flatten(SchedulerOutput((plain,), 1, 1), block_size=16, device=CPU).draws_from is None
+
+
+def test_scored_prompt_rows_stand_before_the_draw_of_their_request() -> None:
+    scored = SamplingParams(max_tokens=1, prompt_logprobs=1)
+    plain = ScheduledRequest("p", (7,), 17, (4, 9), True, PARAMS)
+    middle = ScheduledRequest("m", (1, 2, 3), 4, (2,), False, scored, prompt_targets=(3, 8), scored_from=1)
+    last = ScheduledRequest("l", (5, 6), 0, (3,), True, scored, prompt_targets=(6,))
+    batch = flatten(SchedulerOutput((plain, middle, last), 1, 6), block_size=16, device=CPU)
+    assert batch.logit_rows.tolist() == [0, 2, 3, 4, 5]
+    assert [(entry.request.request_id, entry.first_row) for entry in batch.scores] == [("m", 1), ("l", 3)]
+    assert batch.draws_from is not None
+    assert batch.draws_from.tolist() == [0, 4]
+    assert [draw.request_id for draw in batch.sampled] == ["p", "l"]

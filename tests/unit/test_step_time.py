@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pagefleet_server.core.scheduler import MIN_CHUNK_TOKENS
+from pagefleet_server.core.chunk_policy import MIN_CHUNK_TOKENS
 from pagefleet_server.core.step_time import MIN_STEPS, StepTimeModel, StepWork
 from support.scheduling import Bench, make_limits, make_prompt
 

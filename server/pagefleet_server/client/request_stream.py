@@ -8,6 +8,7 @@ from typing import Self
 import msgspec
 
 from pagefleet_server.client.errors import EngineError
+from pagefleet_server.core.step import TokenLogprobs
 from pagefleet_server.wire import RequestOutput
 
 
@@ -86,6 +87,13 @@ def merge_outputs(first: RequestOutput, second: RequestOutput) -> RequestOutput:
     return msgspec.structs.replace(
         second,
         token_ids=first.token_ids + second.token_ids,
-        logprobs=None if first.logprobs is None or second.logprobs is None else first.logprobs + second.logprobs,
+        logprobs=_joined(first.logprobs, second.logprobs),
+        prompt_logprobs=_joined(first.prompt_logprobs, second.prompt_logprobs),
         first_scheduled_time=second.first_scheduled_time if scheduled is None else scheduled,
     )
+
+
+def _joined(first: list[TokenLogprobs] | None, second: list[TokenLogprobs] | None) -> list[TokenLogprobs] | None:
+    if first is None or second is None:
+        return second if first is None else first
+    return first + second

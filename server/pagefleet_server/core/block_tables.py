@@ -211,7 +211,9 @@ class BlockTables:
         return self.pool.references(last) - self._copy_sources.get(last, 0) > 1
 
     def _max_cached_blocks(self, request: Request) -> int:
-        return (request.num_tokens - 1) // self.block_size if self._prefix_caching else 0
+        if not self._prefix_caching or request.num_to_score:
+            return 0
+        return (request.num_tokens - 1) // self.block_size
 
     def check_integrity(self, running: Iterable[Request]) -> None:
         """Raise PoolError unless holders and pool agree."""

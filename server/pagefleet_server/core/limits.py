@@ -1,6 +1,9 @@
 """What one engine can hold and do: fixed at its start."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+
+from pagefleet_server.core.sampling_params import SamplingParams
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,3 +37,23 @@ class SchedulerLimits:
                 f"max_num_batched_tokens is {self.max_num_batched_tokens}, below max_num_seqs {self.max_num_seqs};"
                 " raise the first or lower the second, or a running request could get no token in a step"
             )
+
+
+def why_impossible(
+    prompt_token_ids: Sequence[int], samplings: Sequence[SamplingParams], limits: SchedulerLimits
+) -> str | None:
+    """Why requests with one prompt can never run within the limits, with the numbers; None when they can."""
+    shortest = min((sampling.max_tokens for sampling in samplings), default=0)
+    num_tokens = len(prompt_token_ids) + max((sampling.max_tokens for sampling in samplings), default=0)
+    num_blocks = -(-(num_tokens - 1) // limits.block_size)  # the last token is drawn, never computed
+    if not prompt_token_ids or shortest < 1:
+        return "a request needs at least 1 prompt token and max_tokens of at least 1"
+    if num_tokens > limits.max_model_len:
+        return f"{num_tokens} tokens with max_tokens; the limit is {limits.max_model_len}"
+    if num_blocks > limits.num_blocks:
+        return f"{num_tokens} tokens with max_tokens need {num_blocks} blocks; there are {limits.num_blocks}"
+    if len(samplings) > limits.max_num_seqs:
+        return f"{len(samplings)} sequences at once; at most {limits.max_num_seqs} can run"
+    if any(sampling.prompt_logprobs is not None for sampling in samplings[1:]):
+        return "only the first of several requests with one prompt can ask for its prompt_logprobs"
+    return None

@@ -2,8 +2,8 @@
 
 from dataclasses import dataclass
 
-from pagefleet_server.core.request import FinishReason
-from pagefleet_server.core.step import TokenLogprobs
+from pagefleet_server.core.request import FinishReason, Request
+from pagefleet_server.core.step import StepResult, TokenLogprobs
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,6 +20,9 @@ class NewTokens:
     num_preemptions: int
     logprobs: list[TokenLogprobs] | None
     """One for each token, when the request asked for them."""
+    prompt_logprobs: list[TokenLogprobs] | None = None
+    """Of the next prompt tokens (the second is the first to have one), when the request asked for them; then
+    token_ids may be empty."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,3 +46,31 @@ class SchedulerCounts:
     """Tokens of requests at their first admission."""
     prefix_hits_tokens: int
     """Of these, tokens whose KV was in the cache."""
+
+
+def token_news(request: Request, token_id: int, result: StepResult, *, is_first: bool) -> NewTokens:
+    """One drawn token, after the request has taken it in."""
+    logprobs = result.logprobs.get(request.request_id)
+    return NewTokens(
+        request_id=request.request_id,
+        token_ids=[token_id],
+        finish_reason=request.finish_reason,
+        first_scheduled_time=request.first_scheduled_time if is_first else None,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        logprobs=None if logprobs is None else [logprobs],
+    )
+
+
+def score_news(request: Request, result: StepResult) -> NewTokens:
+    """The log-probabilities of the next prompt tokens; no drawn token."""
+    return NewTokens(
+        request_id=request.request_id,
+        token_ids=[],
+        finish_reason=None,
+        first_scheduled_time=None,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        logprobs=None if request.sampling.logprobs is None else [],
+        prompt_logprobs=list(result.prompt_logprobs[request.request_id]),
+    )

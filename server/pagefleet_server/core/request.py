@@ -55,6 +55,7 @@ class Request:
         "num_preemptions",
         "num_prompt",
         "num_registered",
+        "num_scored",
         "number",
         "priority",
         "promised_blocks",
@@ -120,6 +121,8 @@ class Request:
         """Of the first full blocks of token_ids, as far as someone asked."""
         self.num_registered = 0
         """Leading blocks of block_ids that the prefix cache has been told of."""
+        self.num_scored = 0
+        """Prompt tokens after the first whose log-probabilities have been scheduled."""
 
     @property
     def num_tokens(self) -> int:
@@ -135,6 +138,13 @@ class Request:
     def num_remaining(self) -> int:
         """Tokens to compute before the next draw, a pending one included; 1 is a decode."""
         return len(self.token_ids) + self.num_pending - self.num_computed
+
+    @property
+    def num_to_score(self) -> int:
+        """Prompt tokens whose log-probabilities are still owed."""
+        if self.sampling.prompt_logprobs is None or self.is_muted:
+            return 0
+        return self.num_prompt - 1 - self.num_scored
 
     @property
     def is_complete_after_pending(self) -> bool:
@@ -169,6 +179,13 @@ class Request:
             self.rank = (self.priority, admission)
         self.state = RequestState.RUNNING
         self.num_computed = num_cached
+
+    def score(self, count: int) -> tuple[int, tuple[int, ...]]:
+        """The next `count` input tokens also score the prompt: (row to begin with, tokens to score), once each."""
+        first = max(self.num_scored, self.num_computed)
+        targets = tuple(self.token_ids[first + 1 : min(self.num_computed + count, self.num_prompt - 1) + 1])
+        self.num_scored += len(targets)
+        return first - self.num_computed, targets
 
     def start_as_fork(self, leader: Request, *, admission: int) -> None:
         """Waiting -> running beside the leader, whose step in flight draws this one's first token too."""

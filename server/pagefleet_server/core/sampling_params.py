@@ -1,7 +1,7 @@
 """How one request wants its tokens drawn.
 
 Order of the rules: logit_bias, repetition_penalty, presence and frequency penalties; then what is forbidden
-(allowed_token_ids, stop ids before min_tokens, bad_words); then temperature, top_k, top_p, min_p.
+(by grammar, allowed_token_ids, stop ids before min_tokens, bad_words); then temperature, top_k, top_p, min_p.
 """
 
 import msgspec
@@ -43,8 +43,16 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     bad_words: tuple[tuple[int, ...], ...] = ()
     """Token sequences that may not come about: the last token is forbidden where the ones before it stand."""
 
+    grammar: str | None = None
+    """The output must be a text of this grammar (llguidance's JSON form, checked by the API). Needs stop ids that are
+    the model's own end; None: any text."""
+
     logprobs: int | None = None
     """Log-probabilities wanted with each token: of the drawn one and of so many of the likeliest, >= 0. None: none."""
+
+    prompt_logprobs: int | None = None
+    """Log-probabilities wanted of the prompt's tokens from the second on, with so many of the likeliest, >= 0. None:
+    none. Such a request does not use the prefix cache, and its prompt is computed in small chunks."""
 
     seed: int = 0
     """64-bit. Draws are keyed by (seed, position), so a request's tokens do not depend on its neighbours.
@@ -65,6 +73,7 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
             or self.presence_penalty
             or self.frequency_penalty
             or self.bad_words
+            or self.grammar is not None
             or (self.min_tokens and self.stop_token_ids)
         )
 

@@ -11,29 +11,29 @@ check in add() it fits into the pool alone; so as long as anything runs it gets 
 everything is free for the first that waits. schedule() checks exactly this and raises instead of idling.
 """
 
-from bisect import insort
 from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from pagefleet_server.core.audit import check_requests
 from pagefleet_server.core.block_tables import BlockTables
-from pagefleet_server.core.limits import SchedulerLimits
-from pagefleet_server.core.report import NewTokens, SchedulerCounts
+from pagefleet_server.core.chunk_policy import ChunkPolicy
+from pagefleet_server.core.limits import SchedulerLimits, why_impossible
+from pagefleet_server.core.report import NewTokens, SchedulerCounts, score_news, token_news
 from pagefleet_server.core.request import FinishReason, Request, RequestState
+from pagefleet_server.core.roster import Roster
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import SchedulerOutput, StepResult
 from pagefleet_server.core.step_plan import StepPlan
-from pagefleet_server.core.step_time import StepTimeModel, StepWork
-from pagefleet_server.core.waiting_queue import WaitingQueue, by_rank
+from pagefleet_server.core.step_time import StepWork
 
 MAX_STEPS_IN_FLIGHT = 1
 """Scheduled steps without update() when schedule() is called: 0 in a synchronous loop, 1 when steps overlap."""
 HEADROOM_PERCENT = 1
 """Blocks kept open when a request joins running ones, so that their next blocks do not preempt it at once."""
 
-MIN_CHUNK_TOKENS = 16
-"""Of the first prompt in a step, whatever the step-time model says: prompts must get in."""
+
+MAX_SCORED_TOKENS = 64
+"""Prompt tokens whose log-probabilities one step computes: bounds the memory of their logits."""
 
 
 class SchedulerError(Exception):
@@ -48,6 +48,7 @@ class RequestRefused(Exception):
 class _StepInFlight:
     step_id: int
     drawing: tuple[Request, ...]  # requests that get a token
+    scoring: tuple[Request, ...]  # requests that get log-probabilities of their prompts
     work: StepWork
 
 
@@ -56,21 +57,17 @@ class Scheduler:
 
     def __init__(self, limits: SchedulerLimits, *, prefix_caching: bool = True) -> None:
         self.limits = limits
-        self._tables = BlockTables(
-            num_blocks=limits.num_blocks, block_size=limits.block_size, prefix_caching=prefix_caching
+        self._roster = Roster(
+            BlockTables(num_blocks=limits.num_blocks, block_size=limits.block_size, prefix_caching=prefix_caching)
         )
-        self._requests: dict[str, Request] = {}
-        self._leaders: dict[str, Request] = {}  # id of a sibling that has not begun -> its leader
-        self._waiting = WaitingQueue()
-        self._running: list[Request] = []  # by rank
+        self._tables = self._roster.tables
+        self._requests = self._roster.requests
+        self._waiting = self._roster.waiting
+        self._running = self._roster.running
         self._in_flight: deque[_StepInFlight] = deque()
-        self._step_time = StepTimeModel()
+        self._chunks = ChunkPolicy(limits.max_step_seconds)
         self._last_step_id = 0
         self._num_added = 0
-        self._num_admissions = 0
-        self._num_preemptions = 0
-        self._prefix_queries_tokens = 0
-        self._prefix_hits_tokens = 0
 
     @property
     def has_requests(self) -> bool:
@@ -126,7 +123,11 @@ class Scheduler:
                 raise SchedulerError(f"request id {request_id!r} is in use")
         first_number = self._num_added
         self._num_added += len(request_ids)
-        self._refuse_impossible(prompt_token_ids, samplings)
+        reason = why_impossible(prompt_token_ids, samplings, self.limits)
+        if reason is None and len(self._waiting) >= self.limits.max_num_waiting:
+            reason = f"{len(self._waiting)} requests wait, the limit is {self.limits.max_num_waiting}"
+        if reason is not None:
+            raise RequestRefused(reason)
         leader, *siblings = (
             Request(
                 request_id,
@@ -140,31 +141,12 @@ class Scheduler:
             )
             for index, (request_id, sampling) in enumerate(zip(request_ids, samplings, strict=True))
         )
-        leader.siblings = siblings
-        for request in (leader, *siblings):
-            self._requests[request.request_id] = request
-        for sibling in siblings:
-            self._leaders[sibling.request_id] = leader
-        self._waiting.add(leader)
-        self._tables.queue(leader)
+        self._roster.enqueue(leader, siblings)
 
     def abort(self, request_id: str) -> bool:
         """Forget a request in any state; its blocks are free at once, or when the step that writes them is done.
         False when the id is unknown (or has just ended)."""
-        request = self._requests.get(request_id)
-        if request is None:
-            return False
-        leader = self._leaders.pop(request_id, None)
-        if leader is not None:
-            self._reseat(leader, without=request)
-            request.finish(FinishReason.ABORT)
-            del self._requests[request_id]
-        elif request.siblings:
-            request.is_muted = True
-            del self._requests[request_id]
-        else:
-            self._end(request, FinishReason.ABORT)
-        return True
+        return self._roster.abort(request_id)
 
     def schedule(self, now: float) -> SchedulerOutput | None:
         """The next step, or None when there is nothing to do until update() or add().
@@ -173,16 +155,16 @@ class Scheduler:
         """
         if len(self._in_flight) > MAX_STEPS_IN_FLIGHT:
             raise SchedulerError(f"{len(self._in_flight)} steps are in flight; update() is owed")
-        plan = StepPlan(step_id=self._last_step_id + 1, budget=self.limits.max_num_batched_tokens)
+        plan = StepPlan(self._last_step_id + 1, self.limits.max_num_batched_tokens, MAX_SCORED_TOKENS)
         self._yield_to_priority(now)
         for request in [r for r in self._running if r.num_remaining == 1 and not r.is_complete_after_pending]:
             if request.state is RequestState.RUNNING and self._make_room(request, now):
                 self._advance(request, 1, plan)
         for request in list(self._running):
-            if request.num_remaining > 1 and (count := self._chunk_size(request, plan)) > 0:
+            if request.num_remaining > 1 and (count := self._chunks.size(request, plan)) > 0:
                 self._advance(request, count, plan)
         while (admitted := self._admit_first(now, plan)) is not None:
-            self._advance(admitted, max(1, self._chunk_size(admitted, plan)), plan)
+            self._advance(admitted, max(1, self._chunks.size(admitted, plan)), plan)
         if plan.is_empty:
             if self._requests and not self._in_flight:
                 raise SchedulerError(
@@ -190,9 +172,10 @@ class Scheduler:
                 )
             return None
         self._last_step_id = plan.step_id
-        self._in_flight.append(_StepInFlight(plan.step_id, tuple(plan.drawing), plan.work))
+        self._in_flight.append(_StepInFlight(plan.step_id, tuple(plan.drawing), tuple(plan.scoring), plan.work))
+        self._roster.oldest_in_flight = self._in_flight[0].step_id
         for request in [r for r in plan.drawing if r.is_muted]:
-            self._end(request, FinishReason.ABORT)
+            self._roster.end(request, FinishReason.ABORT)
         return plan.output()
 
     def update(
@@ -206,9 +189,10 @@ class Scheduler:
         if not self._in_flight or self._in_flight[0].step_id != output.step_id:
             raise SchedulerError(f"step {output.step_id} is not the oldest in flight")
         step = self._in_flight.popleft()
+        self._roster.oldest_in_flight = self._in_flight[0].step_id if self._in_flight else None
         self._tables.lift_fences(step.step_id)
         if step_seconds is not None:
-            self._step_time.observe(step.work, step_seconds)
+            self._chunks.observe(step.work, step_seconds)
         news: list[NewTokens] = []
         for request in step.drawing:
             if request.state is RequestState.FINISHED:
@@ -216,14 +200,16 @@ class Scheduler:
             token_id = result.sampled.get(request.request_id)
             if token_id is None:
                 raise SchedulerError(f"step {step.step_id} drew no token for request {request.request_id}")
-            news.append(self._receive(request, token_id, result))
-        return news
+            is_first = request.num_generated == 0
+            self._roster.receive(request, token_id)
+            news.append(token_news(request, token_id, result, is_first=is_first))
+        return [*self._scores(step, result), *news]
 
     def counts(self) -> SchedulerCounts:
         """The gauges. O(running + waiting)."""
         pool = self._tables.pool
         return SchedulerCounts(
-            num_running=sum(request.num_seats for request in self._running),
+            num_running=self._roster.num_seats_taken,
             num_waiting=sum(request.num_seats for request in self._waiting),
             blocks_free=pool.num_free,
             blocks_cached=pool.num_cached,
@@ -233,9 +219,9 @@ class Scheduler:
             blocks_waiting=self._tables.num_wanted,
             oldest_waiting_since=min((request.waiting_since for request in self._waiting), default=None),
             num_added=self._num_added,
-            num_preemptions=self._num_preemptions,
-            prefix_queries_tokens=self._prefix_queries_tokens,
-            prefix_hits_tokens=self._prefix_hits_tokens,
+            num_preemptions=self._roster.num_preemptions,
+            prefix_queries_tokens=self._roster.prefix_queries_tokens,
+            prefix_hits_tokens=self._roster.prefix_hits_tokens,
         )
 
     def reset_prefix_cache(self) -> None:
@@ -244,28 +230,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Raise AuditError or PoolError unless every conservation law holds. O(blocks + requests)."""
-        self._tables.check_integrity(self._running)
-        check_requests(
-            self._requests, self._running, list(self._waiting), self._tables, max_seats=self.limits.max_num_seqs
-        )
-
-    def _refuse_impossible(self, prompt_token_ids: list[int], samplings: Sequence[SamplingParams]) -> None:
-        shortest = min((sampling.max_tokens for sampling in samplings), default=0)
-        num_tokens = len(prompt_token_ids) + max((sampling.max_tokens for sampling in samplings), default=0)
-        if not prompt_token_ids or shortest < 1:
-            raise RequestRefused("a request needs at least 1 prompt token and max_tokens of at least 1")
-        if num_tokens > self.limits.max_model_len:
-            raise RequestRefused(f"{num_tokens} tokens with max_tokens; the limit is {self.limits.max_model_len}")
-        # The last token is drawn, never computed.
-        if self._tables.blocks_for(num_tokens - 1) > self.limits.num_blocks:
-            raise RequestRefused(
-                f"{num_tokens} tokens with max_tokens need {self._tables.blocks_for(num_tokens - 1)} blocks;"
-                f" there are {self.limits.num_blocks}"
-            )
-        if len(samplings) > self.limits.max_num_seqs:
-            raise RequestRefused(f"{len(samplings)} sequences at once; at most {self.limits.max_num_seqs} can run")
-        if len(self._waiting) >= self.limits.max_num_waiting:
-            raise RequestRefused(f"{len(self._waiting)} requests wait, the limit is {self.limits.max_num_waiting}")
+        self._roster.check_integrity(max_seats=self.limits.max_num_seqs)
 
     def _yield_to_priority(self, now: float) -> None:
         """Preempt less important running requests when that lets the first waiting one in."""
@@ -282,7 +247,7 @@ class Scheduler:
             missing = self._tables.missing(first, headroom=self._headroom(first))
             if missing <= self._tables.num_fenced and self._has_seats_for(first):
                 return
-            self._preempt(victim, now)
+            self._roster.preempt(victim, now)
 
     def _make_room(self, request: Request, now: float) -> bool:
         """Free a block for the request's next token if it needs one; False when it must sit this step out."""
@@ -291,18 +256,10 @@ class Scheduler:
             if shortage <= self._tables.num_fenced:
                 return False  # blocks are on their way: nobody else has to go
             victim = self._running[-1]
-            self._preempt(victim, now)
+            self._roster.preempt(victim, now)
             if victim is request:
                 return False
         return True
-
-    def _preempt(self, request: Request, now: float) -> None:
-        self._running.remove(request)
-        self._release(request)
-        request.preempt(now)
-        self._waiting.put_back(request)
-        self._tables.queue(request)
-        self._num_preemptions += 1
 
     def _headroom(self, request: Request) -> int:
         """Blocks to be left open when the request joins others; none when it runs alone."""
@@ -311,108 +268,46 @@ class Scheduler:
         return -(-self.limits.num_blocks * HEADROOM_PERCENT // 100) + self._tables.copies_for(request)
 
     def _has_seats_for(self, request: Request) -> bool:
-        taken = sum(running.num_seats for running in self._running)
-        return taken + request.num_seats <= self.limits.max_num_seqs
-
-    def _chunk_size(self, request: Request, plan: StepPlan) -> int:
-        """Tokens of a prompt for this step; 0: none. Decodes in the step bound its time, though MIN_CHUNK_TOKENS of one
-        prompt always get in."""
-        count = min(request.num_remaining, plan.budget)
-        if self.limits.max_step_seconds is None or not plan.decodes:
-            return count
-        if plan.max_seconds is None:
-            decodes_only = self._step_time.predict(plan.work)
-            if decodes_only is None:
-                return count
-            plan.max_seconds = max(self.limits.max_step_seconds, 2 * decodes_only)
-        fitting = self._step_time.largest_chunk(plan.work, request.num_computed, plan.max_seconds)
-        if fitting is None:
-            return count
-        return min(count, fitting if plan.chunks else max(fitting, MIN_CHUNK_TOKENS))
+        return self._roster.num_seats_taken + request.num_seats <= self.limits.max_num_seqs
 
     def _admit_first(self, now: float, plan: StepPlan) -> Request | None:
         request = self._waiting.first()
-        if request is None or self._chunk_size(request, plan) < 1:
+        if request is None or self._chunks.size(request, plan) < 1:
             return None
         if request.num_pending or not self._has_seats_for(request):
             return None  # pending: preempted in this very step, its last token is still in flight
         if self._tables.missing(request, headroom=self._headroom(request)):
             return None
-        num_cached = self._tables.admit(request)
-        if request.first_scheduled_time is None:
-            self._prefix_queries_tokens += request.num_tokens
-            self._prefix_hits_tokens += num_cached
-        self._waiting.admit(request)
-        self._tables.unqueue(request)
-        self._num_admissions += 1
-        request.start(now, num_cached=num_cached, admission=self._num_admissions)
-        insort(self._running, request, key=by_rank)
+        self._roster.admit(request, now)
         return request
 
     def _advance(self, request: Request, count: int, plan: StepPlan) -> None:
         start = request.num_computed
         token_ids = request.inputs(count)
+        scored_from, prompt_targets = request.score(count) if request.num_to_score else (0, ())
         copy = self._tables.write(request, start + count, step_id=plan.step_id)
         if copy is not None:
             plan.copies.append(copy)
         draws = request.advance(count, step_id=plan.step_id)
         self._tables.register(request)
         self._waiting.charge(request.tenant, count)
-        plan.add(request, token_ids, start=start, draws=draws, forks=self._fork(request) if draws else [])
-
-    def _fork(self, leader: Request) -> list[Request]:
-        """The leader's prompt is computed by this step: its siblings run from here on."""
-        siblings, leader.siblings = leader.siblings, []
-        for sibling in siblings:
-            del self._leaders[sibling.request_id]
-            self._num_admissions += 1
-            self._tables.fork(leader, sibling)
-            sibling.start_as_fork(leader, admission=self._num_admissions)
-            insort(self._running, sibling, key=by_rank)
-        return siblings
-
-    def _receive(self, request: Request, token_id: int, result: StepResult) -> NewTokens:
-        first = request.num_generated == 0
-        request.receive(token_id)
-        if request.state is RequestState.PREEMPTED:  # drawn before it had to go: kept, and one more to recompute
-            self._tables.unqueue(request)
-            self._tables.queue(request)
-        reason = request.stop_reason()
-        if reason is not None:
-            self._end(request, reason)
-        logprobs = result.logprobs.get(request.request_id)
-        return NewTokens(
-            request_id=request.request_id,
-            token_ids=[token_id],
-            finish_reason=reason,
-            first_scheduled_time=request.first_scheduled_time if first else None,
-            num_cached_tokens=request.num_cached_tokens,
-            num_preemptions=request.num_preemptions,
-            logprobs=None if logprobs is None else [logprobs],
+        plan.add(
+            request,
+            token_ids,
+            start=start,
+            draws=draws,
+            forks=self._roster.fork(request) if draws else [],
+            scored_from=scored_from,
+            prompt_targets=prompt_targets,
         )
 
-    def _reseat(self, leader: Request, *, without: Request) -> None:
-        """A sibling that has not begun leaves; a muted leader without siblings has nobody to compute for."""
-        waits = leader.state is not RequestState.RUNNING
-        if waits:
-            self._tables.unqueue(leader)
-        leader.siblings.remove(without)
-        if waits:
-            self._tables.queue(leader)
-        if not leader.num_seats:
-            self._end(leader, FinishReason.ABORT)
-
-    def _end(self, request: Request, reason: FinishReason) -> None:
-        if request.state is RequestState.RUNNING:
-            self._running.remove(request)
-        else:
-            self._waiting.remove(request)
-            self._tables.unqueue(request)
-        self._release(request)
-        request.finish(reason)
-        if not request.is_muted:
-            del self._requests[request.request_id]
-
-    def _release(self, request: Request) -> None:
-        in_flight = bool(self._in_flight) and request.last_step_id >= self._in_flight[0].step_id
-        self._tables.release(request, fence_step=request.last_step_id if in_flight else None)
+    def _scores(self, step: _StepInFlight, result: StepResult) -> list[NewTokens]:
+        """Prompt tokens that this step scored, for requests that still live, ahead of their tokens."""
+        news = []
+        for request in step.scoring:
+            if request.request_id not in result.prompt_logprobs:
+                raise SchedulerError(f"step {step.step_id} did not score the prompt of request {request.request_id}")
+            if request.finish_reason is FinishReason.ABORT or request.is_muted:
+                continue
+            news.append(score_news(request, result))
+        return news

@@ -48,6 +48,10 @@ class ScheduledRequest:
     sampling: SamplingParams
     history: TokenHistory | None = None
     """Given when `sample` is set and sampling.needs_history."""
+    prompt_targets: tuple[int, ...] = ()
+    """Prompt tokens to be scored: prompt_targets[i] follows row scored_from + i, whose logits say how likely it was."""
+    scored_from: int = 0
+    """Index into token_ids of the first row to score with."""
     forks: tuple[Fork, ...] = ()
     """Only when `sample` is set: the result holds one token for each of these, too."""
 
@@ -88,3 +92,5 @@ class StepResult:
     """request_id -> token id."""
     logprobs: Mapping[str, TokenLogprobs] = field(default_factory=lambda: MappingProxyType({}))
     """request_id -> of its token, for requests that asked (SamplingParams.logprobs)."""
+    prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=lambda: MappingProxyType({}))
+    """request_id -> of its prompt_targets, for rows that have some."""

@@ -14,11 +14,15 @@ class StepPlan:
     step_id: int
     budget: int
     """Tokens that may still be added."""
+    score_budget: int
+    """Prompt tokens that may still be scored: each needs a row of logits over the vocabulary."""
     decodes: list[ScheduledRequest] = field(default_factory=list)
     chunks: list[ScheduledRequest] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
     drawing: list[Request] = field(default_factory=list)
     """Requests that get a token, forks among them."""
+    scoring: list[Request] = field(default_factory=list)
+    """Requests of which this step scores prompt tokens."""
     max_seconds: float | None = None
     """Bound of the predicted time; set before the first prompt chunk when decodes are in the step."""
     work: StepWork = field(default_factory=lambda: StepWork(0, 0))
@@ -35,9 +39,20 @@ class StepPlan:
         return not self.num_tokens
 
     def add(
-        self, request: Request, token_ids: tuple[int, ...], *, start: int, draws: bool, forks: list[Request]
+        self,
+        request: Request,
+        token_ids: tuple[int, ...],
+        *,
+        start: int,
+        draws: bool,
+        forks: list[Request],
+        scored_from: int = 0,
+        prompt_targets: tuple[int, ...] = (),
     ) -> None:
         """A row for the request, whose block table covers it; `forks` draw from the same logits."""
+        if prompt_targets:
+            self.scoring.append(request)
+            self.score_budget -= len(prompt_targets)
         if draws:
             self.drawing.append(request)
             self.drawing.extend(forks)
@@ -49,6 +64,8 @@ class StepPlan:
             sample=draws,
             sampling=request.sampling,
             history=request.history() if draws else None,
+            prompt_targets=prompt_targets,
+            scored_from=scored_from,
             forks=tuple(Fork(fork.request_id, fork.sampling, fork.history()) for fork in forks),
         )
         count = len(token_ids)

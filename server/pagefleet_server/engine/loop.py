@@ -115,6 +115,7 @@ def output_of(new: NewTokens) -> RequestOutput:
         num_cached_tokens=new.num_cached_tokens,
         num_preemptions=new.num_preemptions,
         logprobs=new.logprobs,
+        prompt_logprobs=new.prompt_logprobs,
     )
 
 
