@@ -90,7 +90,7 @@ def test_seeded_draws_do_not_depend_on_neighbours(tmp_path: Path) -> None:
 
 def test_smollm2_in_float32_equals_eager() -> None:
     """Weights read apart for each side; random tokens, whose logits reach 35, chunked and mixed. Each side is about
-    5e-6 of that range away from float64: another order of additions in 30 layers."""
+    2e-6 of that range away from float64: other orders of additions in 30 layers."""
     path = smollm2_gguf()
     runner = runner_for(path)
     rng = random.Random(3)
@@ -101,4 +101,4 @@ def test_smollm2_in_float32_equals_eager() -> None:
     module.set_attn_implementation("eager")
     for sequence in sequences:
         want = eager_logits(module, sequence.token_ids)
-        assert float((got[sequence.name] - want).abs().max()) <= 1e-5 * float(want.abs().max())
+        assert float((got[sequence.name] - want).abs().max()) <= 5e-6 * float(want.abs().max())
