@@ -3,6 +3,7 @@
 Runs inside the API process, driven by the store's changes: one queue of names, worked off in order."""
 
 import asyncio
+import logging
 from collections import deque
 from typing import Any
 
@@ -18,6 +19,8 @@ Json = dict[str, Any]
 Key = tuple[Collection, Name]
 NAMESPACES: Collection = ("", "namespaces")
 _STEPS_PER_TURN = 50
+_RETRY_SECONDS = 5.0
+_LOG = logging.getLogger(__name__)
 
 
 class Collector:
@@ -83,7 +86,11 @@ class Collector:
         while self._queue and steps > 0:
             key = self._queue.popleft()
             self._queued.discard(key)
-            self._handle(key)
+            try:
+                self._handle(key)
+            except ApiError as error:
+                _LOG.warning("%s %s: %s; trying again in %s s", *key, error.message[:300], _RETRY_SECONDS)
+                asyncio.get_running_loop().call_later(_RETRY_SECONDS, self._enqueue, key)
             steps -= 1
         return len(self._queue)
 

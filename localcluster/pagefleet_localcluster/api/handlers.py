@@ -81,7 +81,8 @@ class Handlers:
             raise method_not_allowed()
         options = write_options(request)
         body = await self._object(request, target)
-        stored = writes.create(self._cluster, resource, target.namespace, _checked_version(target, body), options)
+        keeper, body = as_stored(self._cluster, resource, _checked_version(target, body))
+        stored = writes.create(self._cluster, keeper, target.namespace, body, options)
         return self._answer(request, target, stored, options, 201)
 
     async def _update(self, request: web.Request, target: Target) -> web.Response:
@@ -89,7 +90,8 @@ class Handlers:
             raise bad_request("name must be provided")
         options = write_options(request, target.subresource)
         body = await self._object(request, target)
-        stored = writes.update(self._cluster, target.resource, target.key, _checked_version(target, body), options)
+        keeper, body = as_stored(self._cluster, target.resource, _checked_version(target, body))
+        stored = writes.update(self._cluster, keeper, target.key, body, options)
         return self._answer(request, target, stored, options, 200)
 
     async def _object(self, request: web.Request, target: Target) -> Json:
@@ -109,15 +111,17 @@ class Handlers:
                 error.details = {k: v for k, v in (error.details or {}).items() if k != "name"}
                 raise error
             body = decode_object(await request.read(), media, resource.kind, (APPLY_PATCH,))
-            config = as_stored(resource, _checked_version(target, body))
-            stored, created = writes.apply(cluster, resource, target.key, config, options)
+            keeper, config = as_stored(cluster, resource, _checked_version(target, body))
+            stored, created = writes.apply(cluster, keeper, target.key, config, options)
             return self._answer(request, target, stored, options, 201 if created else 200)
         change = await self._change(request, target, media)
-        stored = writes.patch(
-            cluster, resource, target.key,
-            lambda obj: as_stored(resource, _checked_version(target, change(object_as_seen(resource, obj)))),
-            options,
-        )  # fmt: skip
+        keeper, _ = as_stored(cluster, resource, {})
+
+        def changed(obj: Json) -> Json:
+            body = _checked_version(target, change(object_as_seen(resource, obj)))
+            return as_stored(cluster, resource, body)[1]
+
+        stored = writes.patch(cluster, keeper, target.key, changed, options)
         return self._answer(request, target, stored, options, 200)
 
     async def _change(self, request: web.Request, target: Target, media: str) -> Callable[[Json], Any]:

@@ -58,6 +58,11 @@ class Resource:
         return f"{self.group}/{self.version}" if self.group else self.version
 
     @property
+    def stored_api_version(self) -> str:
+        """The apiVersion that stored objects carry."""
+        return f"{self.group}/{self.storage_version}" if self.storage_version else self.api_version
+
+    @property
     def collection(self) -> Collection:
         """Where the objects are kept."""
         return self.stored_as or (self.group, self.plural)

@@ -94,6 +94,8 @@ class ApiServer:
             raise
         self._port = self._runner.addresses[0][1]
         self._tasks += [asyncio.create_task(collector.run()), asyncio.create_task(run_expiry(self.cluster))]
+        for task in self._tasks:
+            task.add_done_callback(_report_end)
 
     async def stop(self) -> None:
         """Ends every request, watches included."""
@@ -225,6 +227,12 @@ class ApiServer:
             status = {"allowed": rbac.is_allowed(self.cluster, user, _wanted_access(spec))}
         answer = {"kind": kind, "apiVersion": f"{parts[1]}/{parts[2]}", "metadata": {}}
         return web.json_response(answer | {"spec": spec, "status": status}, status=201)
+
+
+def _report_end(task: "asyncio.Task[None]") -> None:
+    """A part of the server that ends by a fault is said at once, not when the server stops."""
+    if not task.cancelled() and task.exception() is not None:
+        _LOG.error("a part of the API server has ended", exc_info=task.exception())
 
 
 def _split_token(request: web.Request) -> tuple[str, str]:

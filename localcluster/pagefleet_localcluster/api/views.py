@@ -55,12 +55,13 @@ def object_as_seen(resource: Resource, obj: Json) -> Json:
     return obj if obj.get("apiVersion") == resource.api_version else obj | {"apiVersion": resource.api_version}
 
 
-def as_stored(resource: Resource, obj: Json) -> Json:
-    """A client's object in the version that is stored (the opposite of `object_as_seen`)."""
-    if resource.stored_as is not None:
-        return to_core(obj)
-    version = resource.storage_version
-    return obj | {"apiVersion": f"{resource.group}/{version}"} if version else obj
+def as_stored(cluster: Cluster, resource: Resource, obj: Json) -> tuple[Resource, Json]:
+    """The resource that keeps the objects of this one, and a client's object in its form."""
+    if resource.stored_as is None:
+        return resource, obj
+    keeper = cluster.registry.by_collection(resource.stored_as)
+    assert keeper is not None
+    return keeper, to_core(obj)
 
 
 def render(cluster: Cluster, resource: Resource, stored: Stored, view: View) -> bytes:

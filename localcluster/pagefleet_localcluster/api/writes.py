@@ -117,8 +117,9 @@ def _update(
 ) -> Stored:
     old = stored.obj
     _check_version(resource, name, obj, stored)
-    metadata.keep_fixed(obj, old)
-    _isolate(resource, obj, old, options.subresource)
+    kept = stored.copy()  # what is taken over must not be shared: it is normalised in place
+    metadata.keep_fixed(obj, kept)
+    _isolate(resource, obj, kept, options.subresource)
     _normalise(cluster, resource, obj, old, options)
     _validate(resource, obj, old, options.subresource)
     strategy = strategy_of(resource)
@@ -202,7 +203,7 @@ def checked_body(resource: Resource, namespace: str, body: Json) -> Json:
     given = meta.get("namespace") or namespace
     if given != namespace and resource.namespaced:
         raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
-    obj: Json = {"kind": resource.kind, "apiVersion": resource.api_version} | body
+    obj: Json = {"kind": resource.kind} | body | {"apiVersion": resource.stored_api_version}
     obj["metadata"] = dict(meta)
     if resource.namespaced:
         obj["metadata"]["namespace"] = namespace

@@ -202,6 +202,30 @@ async def test_labels_are_checked(api: Api, namespace: str) -> None:
     assert 'metadata.labels: Invalid value: "not ok"' in message
 
 
+async def test_versions_of_a_crd_show_the_same_object(api: Api, namespace: str) -> None:
+    crd = draft_crd()
+    names = {"plural": "widgets", "singular": "widget", "kind": "Widget", "listKind": "WidgetList"}
+    crd["metadata"]["name"] = "widgets.contract.pagefleet.dev"
+    crd["spec"] |= {"group": "contract.pagefleet.dev", "names": names}
+    [old] = crd["spec"]["versions"]
+    crd["spec"]["versions"] = [old | {"storage": False}, old | {"name": "v1"}]
+    (await api.post(CRDS, crd)).ok()
+    root = "/apis/contract.pagefleet.dev"
+    first, second = (f"{root}/{version}/namespaces/{namespace}/widgets" for version in ("v1alpha1", "v1"))
+    created = await api.until(lambda: api.post(first, llmd("w")), lambda answer: answer.status == 201)
+    assert created.ok()["apiVersion"] == "contract.pagefleet.dev/v1alpha1"
+    assert (await api.get(f"{second}/w")).ok()["apiVersion"] == "contract.pagefleet.dev/v1"
+    [listed] = (await api.get(first)).ok()["items"]
+    assert listed["apiVersion"] == "contract.pagefleet.dev/v1alpha1"
+    same = (await api.put(f"{first}/w", created.body)).ok()
+    assert same["metadata"]["resourceVersion"] == created.body["metadata"]["resourceVersion"]
+    changed = (await api.patch(f"{second}/w", {"spec": {"replicas": 4}})).ok()
+    assert (changed["metadata"]["generation"], changed["spec"]["replicas"]) == (2, 4)
+    [event] = await api.watch(first)
+    assert event["object"]["apiVersion"] == "contract.pagefleet.dev/v1alpha1"
+    (await api.delete(f"{CRDS}/widgets.contract.pagefleet.dev")).ok()
+
+
 @pytest.mark.recorded("crd/create CRD", "crd/resource discovery")
 async def test_a_crd_is_served_at_once_and_its_objects_go_with_it(api: Api, namespace: str) -> None:
     crd = draft_crd()

@@ -163,6 +163,13 @@ async def test_an_event_is_seen_in_both_groups(api: Api, namespace: str) -> None
     assert len(found["items"]) == 1
     [watched] = await api.watch(other)
     assert watched["object"]["apiVersion"] == "events.k8s.io/v1"
+    new = {"metadata": {"name": "f"}, "regarding": about, "reason": "R", "note": "n", "type": "Normal", "action": "A"}
+    more = {"eventTime": "2026-01-01T00:00:00.000000Z", "reportingController": "c", "reportingInstance": "i"}
+    (await api.post(other, new | more)).ok()
+    assert (await api.get(f"{_core(namespace, 'events')}/f")).ok()["message"] == "n"
+    series = {"series": {"count": 2, "lastObservedTime": "2026-01-01T00:00:01.000000Z"}}
+    assert (await api.patch(f"{other}/f", series)).ok()["series"]["count"] == 2
+    assert (await api.get(f"{_core(namespace, 'events')}/f")).ok()["series"]["count"] == 2
 
 
 @pytest.mark.recorded("lease_events_rbac/create lease", "lease_events_rbac/renew")
