@@ -3,6 +3,7 @@
 import asyncio
 import io
 import json
+import re
 import sys
 from collections.abc import AsyncIterator, Iterator
 from typing import Any
@@ -189,6 +190,50 @@ async def test_log_probabilities_are_told_in_both_shapes(talk: Talk) -> None:
     parts = [c["logprobs"]["content"] for event in events[:-1] for c in event["choices"] if c["logprobs"]]
     assert [item for part in parts for item in part] == content
     assert (await talk.complete("Hello", **GREEDY))["choices"][0]["logprobs"] is None
+
+
+SCHEMA = {
+    "type": "object",
+    "properties": {"color": {"enum": ["red", "green"]}, "ok": {"type": "boolean"}, "n": {"enum": [1, 22]}},
+    "required": ["color", "ok", "n"],
+    "additionalProperties": False,
+}
+
+
+async def test_an_output_has_the_shape_that_was_asked_for(talk: Talk) -> None:
+    """From a model that knows nothing: whatever it would rather say."""
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "max_tokens": 100}
+    schema = {"type": "json_schema", "json_schema": {"name": "x", "schema": SCHEMA}}
+    for seed in range(6):
+        status, answer = await talk.post("/v1/chat/completions", response_format=schema, seed=seed, **body)
+        assert status == 200, answer
+        (choice,) = answer["choices"]
+        value = json.loads(choice["message"]["content"])
+        assert value["color"] in {"red", "green"} and isinstance(value["ok"], bool) and value["n"] in {1, 22}
+        assert choice["finish_reason"] == "stop"
+    answer = await talk.complete("x", guided_choice=["yes", "no, never"], n=8, seed=1, max_tokens=50)
+    assert {choice["text"] for choice in answer["choices"]} <= {"yes", "no, never"}
+    answer = await talk.complete("x", structured_outputs={"regex": "[0-9]{3}-[a-f]{2}"}, max_tokens=50)
+    assert re.fullmatch("[0-9]{3}-[a-f]{2}", answer["choices"][0]["text"])
+    grammar = 'root ::= "a" number "z"\nnumber ::= [0-9] | [0-9] number'
+    answer = await talk.complete("x", structured_outputs={"grammar": grammar}, max_tokens=100, temperature=0.1)
+    assert re.match("a[0-9]+", answer["choices"][0]["text"])
+    events = await talk.stream("/v1/chat/completions", response_format=schema, seed=3, **body)
+    text = "".join(event["choices"][0]["delta"].get("content", "") for event in events[:-1])
+    assert set(json.loads(text)) == {"color", "ok", "n"}
+    plain = [await talk.complete("Hello", **GREEDY) for _ in range(2)]
+    assert plain[0]["choices"] == plain[1]["choices"]
+    await talk.until_idle()
+
+
+async def test_a_shape_holds_beside_other_rules_and_neighbours(talk: Talk) -> None:
+    """Grammar first: a rule that would forbid all that it allows gives way."""
+
+    async def ask(seed: int) -> str:
+        fields: dict[str, Any] = {"bad_words": ["yes"], "min_tokens": 6, "presence_penalty": 2.0, "seed": seed}
+        return str((await talk.complete("x", guided_choice=["yes"], **fields))["choices"][0]["text"])
+
+    assert await asyncio.gather(*(ask(seed) for seed in range(8))) == ["yes"] * 8
 
 
 async def test_an_echo_stands_in_front(talk: Talk) -> None:

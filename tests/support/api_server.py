@@ -32,7 +32,7 @@ from pagefleet_server.settings import EngineSettings
 from support.kv_memory_runner import VOCAB_SIZE
 from support.memory_engine import ENGINE_COMMAND
 
-DEADLINE_SECONDS = 60.0
+DEADLINE_SECONDS = 150.0
 TESTS = str(Path(__file__).resolve().parents[1])
 NEVER_READY = (sys.executable, "-c", "import time; time.sleep(600)")
 TEMPLATE = (

@@ -8,6 +8,7 @@ from aiohttp import web
 
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.generation import ChoicePlan, Terms
+from pagefleet_server.api.grammar import read_grammar
 from pagefleet_server.api.lengths import resolve_max_tokens
 from pagefleet_server.api.protocol.sampling import SamplingBody
 from pagefleet_server.api.sampling import SEEDS, ModelFacts, make_sampling, make_text_rules
@@ -31,11 +32,13 @@ def read_terms(request: web.Request, service: Service, body: SamplingBody, arriv
 
 
 async def learn_facts(loaded: Loaded, body: SamplingBody) -> ModelFacts:
-    """Raises nothing: unknown words have no tokens."""
+    """Raises BadRequestError for a shape that cannot be had."""
+    shape = read_grammar(body.response_format, body.structures)
     return ModelFacts(
         eos_token_ids=tuple(loaded.ready.eos_token_ids),
         vocab_size=loaded.ready.vocab_size,
         bad_words=await loaded.text.encode_words(body.bad_words) if body.bad_words else (),
+        grammar=None if shape is None else await loaded.text.compile(*shape),
     )
 
 

@@ -19,6 +19,8 @@ class ModelFacts:
     vocab_size: int
     bad_words: tuple[tuple[int, ...], ...] = ()
     """The request's bad words as token sequences."""
+    grammar: str | None = None
+    """Of the output; None: free text."""
 
 
 def make_sampling(body: SamplingBody, *, max_tokens: int, seed: int, facts: ModelFacts) -> SamplingParams:
@@ -27,6 +29,8 @@ def make_sampling(body: SamplingBody, *, max_tokens: int, seed: int, facts: Mode
         raise BadRequestError(
             f"min_tokens {body.min_tokens} is more than the {max_tokens} tokens of the output", param="min_tokens"
         )
+    if facts.grammar is not None and body.ignore_eos:
+        raise BadRequestError("ignore_eos does not go with a shape of the output: it ends where its grammar ends")
     logit_bias = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
     stops = dict.fromkeys([*([] if body.ignore_eos else facts.eos_token_ids), *body.stop_token_ids])
     _check_vocabulary(body.stop_token_ids, facts, "stop_token_ids")
@@ -48,6 +52,7 @@ def make_sampling(body: SamplingBody, *, max_tokens: int, seed: int, facts: Mode
         logit_bias=tuple(logit_bias.items()),
         allowed_token_ids=None if body.allowed_token_ids is None else tuple(dict.fromkeys(body.allowed_token_ids)),
         bad_words=facts.bad_words,
+        grammar=facts.grammar,
         logprobs=body.num_logprobs,
         seed=seed % SEEDS,
         stop_token_ids=tuple(stops),

@@ -1,6 +1,7 @@
 """The model's text side: template and tokenizer. Work that may take long runs in threads, never on the event loop."""
 
 import asyncio
+from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -10,11 +11,14 @@ from pagefleet_server.api.byte_detokenizer import ByteDetokenizer
 from pagefleet_server.api.chat_template import ChatTemplate
 from pagefleet_server.api.detokenizer import Detokenizer, TokensToText
 from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.grammar import compile_grammar
 from pagefleet_server.api.lengths import check_text_bytes
 from pagefleet_server.api.parsers.choose import detect_reasoning, detect_tool_parser
 from pagefleet_server.api.token_text import TokenTexts
 from pagefleet_server.tokenizer import LoadedTokenizer, load_tokenizer
 
+GRAMMAR_SECONDS = 5.0
+MAX_GRAMMARS = 64
 Result = TypeVar("Result")
 
 
@@ -24,6 +28,7 @@ class TextModel:
     def __init__(self, loaded: LoadedTokenizer, pool: ThreadPoolExecutor) -> None:
         self._loaded = loaded
         self._pool = pool
+        self._grammars: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._texts = TokenTexts(loaded.tokenizer)
         self.describe = self._texts.describe
         """One token as text and bytes."""
@@ -61,6 +66,24 @@ class TextModel:
             return tuple(dict.fromkeys(sequence for sequence in sequences if sequence))
 
         return await self._in_thread(work)
+
+    async def compile(self, kind: str, source: str) -> str:
+        """A grammar for the engine, see grammar.compile_grammar; the last ones are remembered. Raises
+        BadRequestError, also when it takes too long (the thread still ends by the library's own limits)."""
+        known = self._grammars.get((kind, source))
+        if known is None:
+            try:
+                async with asyncio.timeout(GRAMMAR_SECONDS):
+                    known = await self._in_thread(lambda: compile_grammar(kind, source))
+            except TimeoutError as error:
+                raise BadRequestError(
+                    f"{kind}: not compiled within {GRAMMAR_SECONDS:g} s", code="invalid_grammar"
+                ) from error
+            self._grammars[kind, source] = known
+            if len(self._grammars) > MAX_GRAMMARS:
+                self._grammars.popitem(last=False)
+        self._grammars.move_to_end((kind, source))
+        return known
 
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """The prompt text of a conversation; options of ChatTemplate.render. Raises BadRequestError."""

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 MAX_STOPS = 32
 MAX_STOP_CHARS = 256
@@ -75,6 +75,15 @@ class SamplingBody(BaseModel):
     """Token id (as JSON's keys are: text) -> added to its logit."""
     allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = None
     """Only these may be drawn."""
+    response_format: dict[str, JsonValue] | None = None
+    """text, json_object, or json_schema with its schema."""
+    structured_outputs: dict[str, JsonValue] | None = None
+    """One of json (a schema), json_object, regex, choice, grammar (Lark or GBNF)."""
+    guided_json: dict[str, JsonValue] | str | None = None
+    """Older name of structured_outputs.json; so are the next three."""
+    guided_regex: str | None = None
+    guided_choice: list[str] | None = None
+    guided_grammar: str | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] = Field(default_factory=list)
     """Texts that may not come about."""
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
@@ -106,6 +115,20 @@ class SamplingBody(BaseModel):
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are only allowed with stream: true")
         return self
+
+    @property
+    def structures(self) -> dict[str, Any]:
+        """structured_outputs, the older names among them."""
+        older = {
+            "json": self.guided_json,
+            "regex": self.guided_regex,
+            "choice": self.guided_choice,
+            "grammar": self.guided_grammar,
+        }
+        return {
+            **{name: value for name, value in older.items() if value is not None},
+            **(self.structured_outputs or {}),
+        }
 
     @property
     def num_logprobs(self) -> int | None:

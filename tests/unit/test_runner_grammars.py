@@ -1,0 +1,91 @@
+"""Which tokens a grammar allows: followed along a history, rebuilt after it was dropped, bounded when it goes wrong."""
+
+import time
+
+import numpy as np
+import pytest
+from llguidance import LLMatcher, LLTokenizer
+
+from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.step import ScheduledRequest, TokenHistory
+from pagefleet_server.runner.grammars import Grammars, load_in_background
+from pagefleet_server.tokenizer import load_tokenizer
+from support.smollm2 import smollm2_gguf
+
+TOKENIZER = load_tokenizer(smollm2_gguf()).tokenizer
+END = 2
+VOCAB_SIZE = 49152
+YES_OR_NO = LLMatcher.grammar_from_lark('start: "yes" | "no"')
+
+
+def make_request(grammar: str, text: str = "", *, request_id: str = "r") -> ScheduledRequest:
+    output = TOKENIZER.encode(text, add_special_tokens=False).ids
+    return ScheduledRequest(
+        request_id=request_id,
+        token_ids=(5,),
+        start=3 + len(output),
+        block_ids=(1,),
+        sample=True,
+        sampling=SamplingParams(max_tokens=50, grammar=grammar),
+        history=TokenHistory(token_ids=[7, 8, 9, *output], num_prompt=3),
+    )
+
+
+@pytest.fixture(scope="module")
+def tokenizer() -> LLTokenizer:
+    return LLTokenizer(TOKENIZER.to_str(), n_vocab=VOCAB_SIZE, eos_token=END)
+
+
+@pytest.fixture
+def grammars(tokenizer: LLTokenizer) -> Grammars:
+    return Grammars(lambda: tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=(END,))
+
+
+def allowed_texts(grammars: Grammars, request: ScheduledRequest) -> set[str]:
+    return {TOKENIZER.decode([int(i)], skip_special_tokens=False) for i in np.flatnonzero(grammars.allowed(request))}
+
+
+def test_the_mask_follows_the_output(grammars: Grammars) -> None:
+    assert {"y", "yes", "n", "no"} <= allowed_texts(grammars, make_request(YES_OR_NO))
+    assert allowed_texts(grammars, make_request(YES_OR_NO, "ye")) == {"s"}
+    assert allowed_texts(grammars, make_request(YES_OR_NO, "yes", request_id="other")) == {"<|im_end|>"}
+
+
+def test_a_dropped_matcher_is_rebuilt_from_the_history(grammars: Grammars, tokenizer: LLTokenizer) -> None:
+    grammars.allowed(make_request(YES_OR_NO))
+    followed = grammars.allowed(make_request(YES_OR_NO, "n"))
+    fresh = Grammars(lambda: tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=(END,))
+    assert (followed == fresh.allowed(make_request(YES_OR_NO, "n"))).all()
+
+
+def test_requests_do_not_share_a_state(grammars: Grammars) -> None:
+    grammars.allowed(make_request(YES_OR_NO, "ye", request_id="a"))
+    assert "no" in allowed_texts(grammars, make_request(YES_OR_NO, request_id="b"))
+
+
+@pytest.mark.parametrize("text", ["maybe", "yes and more"])
+def test_an_output_that_left_the_grammar_may_only_end(grammars: Grammars, text: str) -> None:
+    assert allowed_texts(grammars, make_request(YES_OR_NO, text)) == {"<|im_end|>"}
+
+
+@pytest.mark.parametrize(
+    "grammar",
+    [
+        LLMatcher.grammar_from_regex("a{1,100000}{1,100000}{1,100000}"),
+        LLMatcher.grammar_from_regex("(.*a){30}"),
+        LLMatcher.grammar_from_lark("start: start start | start |"),
+        LLMatcher.grammar_from_json_schema({"$ref": "#"}),
+        "nonsense that the API would have refused",
+    ],
+)
+def test_a_grammar_that_explodes_ends_the_output_and_nothing_else(grammars: Grammars, grammar: str) -> None:
+    """The library's own limits hold: a step is not held up for long."""
+    begun = time.monotonic()
+    mask = grammars.allowed(make_request(grammar))
+    assert mask.shape == (VOCAB_SIZE,) and mask.any()
+    assert time.monotonic() - begun < 5
+
+
+def test_the_tokenizer_is_made_in_the_background() -> None:
+    grammars = load_in_background(smollm2_gguf(), vocab_size=VOCAB_SIZE, eos_token_ids=(END,))
+    assert allowed_texts(grammars, make_request(YES_OR_NO, "n")) == {"o"}
