@@ -20,12 +20,13 @@ from support.smollm2 import smollm2_gguf
 EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
 
 
-async def test_a_few_seconds_without_a_model() -> None:
+async def test_hundreds_of_requests_without_a_model() -> None:
     async with engine(make_settings("slow-1", num_blocks=60, max_num_seqs=8)) as client:
-        load = Load(seed=1, seconds=4.0, max_open=30, max_prompt=100, max_new=40)
+        load = Load(seed=1, seconds=120.0, num_requests=400, max_open=30, max_prompt=100, max_new=40)
         report = await soak(client, load)
+    assert report.num_requests >= 400
     assert report.num_cancelled > 10
-    assert report.num_preemptions > 10
+    assert report.num_preemptions > 0
     assert report.prefix_hits_tokens > 100
     assert report.num_tokens > 1000
 

@@ -30,10 +30,13 @@ class Load:
 
     seed: int
     seconds: float
+    """Requests arrive for so long ..."""
     max_open: int
     """Streams at once; arrivals wait beyond it."""
     max_prompt: int
     max_new: int
+    num_requests: int | None = None
+    """... or until so many have arrived, which says the same on a slow machine."""
     cancel_probability: float = 0.3
     num_samples: int = 20
     """Samples of the engine's memory."""
@@ -47,7 +50,7 @@ async def soak(client: EngineClient, load: Load) -> SoakReport:
     began = loop.time()
     tasks: set[asyncio.Task[None]] = set()
     families = [[rng.randrange(3, client.ready.vocab_size) for _ in range(load.max_prompt)] for _ in range(4)]
-    while loop.time() - began < load.seconds:
+    while loop.time() - began < load.seconds and (load.num_requests is None or report.num_requests < load.num_requests):
         if (loop.time() - began) * load.num_samples >= len(report.resident_bytes) * load.seconds:
             report.resident_bytes.append(resident_bytes(client))
         if len(tasks) < load.max_open:
