@@ -115,7 +115,6 @@ ATTACKS = [
     b'{"messages": [' + b'{"role":"user","content":"a"},' * 2000 + b'{"role":"user","content":"a"}]}',
     b'{"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"$ref": "#"}}}',
     b'{"prompt": "a", "guided_json": {"type": "objekt"}}',
-    b'{"prompt": "a", "guided_json": ' + b'{"items":' * 100 + b"{}" + b"}" * 101,
     b'{"prompt": "a", "guided_regex": "("}',
     b'{"prompt": "a", "guided_grammar": "root ::= nothing"}',
     b'{"prompt": "a", "prompt_logprobs": -1}',
