@@ -121,13 +121,18 @@ class Api:
         """Server-side apply."""
         return await self.patch(path, body, APPLY, fieldManager=manager, **options)
 
-    async def watch(self, path: str, *, seconds: int = 1, **query: Any) -> list[Json]:
-        """All events of a watch that lasts this long."""
+    async def watch(self, path: str, *, seconds: int = 1, count: int = 0, **query: Any) -> list[Json]:
+        """All events of a watch that lasts this long, or the first `count` ones."""
         query = {"watch": "true", "timeoutSeconds": str(seconds)} | query
         headers = {"Authorization": f"Bearer {self.token}"}
         async with self.session.get(self.url + path, params=query, headers=headers) as response:
             assert response.status == 200, await response.text()
-            return [json.loads(line) async for line in response.content]
+            events: list[Json] = []
+            async for line in response.content:
+                events.append(json.loads(line))
+                if len(events) == count:
+                    break
+            return events
 
 
 @contextlib.asynccontextmanager
@@ -147,8 +152,8 @@ async def running_api(**options: Any) -> AsyncIterator[tuple[ApiServer, Api]]:
 async def watching(server: ApiServer, count: int, *, seconds: float = 20.0) -> None:
     """Waits until this many watches of ConfigMaps are open."""
     end = asyncio.get_running_loop().time() + seconds
-    while len(server.cluster.store.waiters(("", "configmaps"))) < count:
-        assert asyncio.get_running_loop().time() < end, "the watches did not open"
+    while len(server.cluster.store.waiters(("", "configmaps"))) != count:
+        assert asyncio.get_running_loop().time() < end, f"there are not {count} watches"
         await asyncio.sleep(0.02)
 
 

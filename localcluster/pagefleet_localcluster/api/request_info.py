@@ -12,7 +12,7 @@ from pagefleet_localcluster.api.store import Name
 
 Json = dict[str, Any]
 MAX_BODY_BYTES = 3 * 2**20
-MAX_YAML_NODES = 500_000
+MAX_YAML_NODES = 200_000
 _BODY_TYPES = ("application/json", "application/yaml", "application/vnd.kubernetes.protobuf")
 
 

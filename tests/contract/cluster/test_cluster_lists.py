@@ -161,7 +161,7 @@ async def test_metadata_alone_can_be_asked_for(api: Api, namespace: str) -> None
 async def test_many_watchers_see_the_same(api: Api, namespace: str) -> None:
     path = _maps(namespace)
     version = (await api.get(path)).ok()["metadata"]["resourceVersion"]
-    watches = [asyncio.create_task(api.watch(path, seconds=2, resourceVersion=version)) for _ in range(50)]
+    watches = [asyncio.create_task(api.watch(path, seconds=20, count=10, resourceVersion=version)) for _ in range(50)]
     await _create(api, path, *(f"m{i}" for i in range(10)))
     seen = [[event["object"]["metadata"]["name"] for event in await watch] for watch in watches]
     assert seen == [[f"m{i}" for i in range(10)]] * 50
