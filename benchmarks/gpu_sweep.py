@@ -57,7 +57,7 @@ def _plan(operands: Operands, device: Device, config: DecodeConfig | PrefillConf
 
 def _run_all(plan: tuple[Launch, ...]) -> None:
     for launch in plan:
-        run(launch)
+        run(launch, launch.arguments["out"].device)
 
 
 def _operands(work: Any, scene: Any) -> Operands:

@@ -251,7 +251,7 @@ def decode_with_small_splits(case: Case, split: int, max_splits: int) -> tuple[t
     )  # fmt: skip
     default = decode_config(INTERPRETER, case.shape.head_dim, case.shape.v_head_dim, 4)
     for launch in plan_decode(operands, INTERPRETER, replace(default, tile=16, split=split, max_splits=max_splits)):
-        run(launch)
+        run(launch, CPU)
     return out, world.want
 
 
@@ -404,3 +404,51 @@ def whole_and_chunks(length: int, cuts: list[int], window: int | None) -> tuple[
             backend.paged_attention(world.query[first:last], cache, batch, scale=case.scale, sliding_window=window)
         )
     return pieces[0], torch.cat(pieces[1:])
+
+
+def refusal_at_the_door(name: str, change: dict[str, Any]) -> str:
+    """The text of the error that one changed argument of a well-formed call raises; empty when it is taken."""
+    backend = make_backend()
+    cache = backend.allocate(KVShape(2, 16, 16), num_blocks=3, block_size=16, dtype=torch.float32, device=CPU)
+    rows = torch.randn(2, 2, 16)
+    vectors = {
+        kind: torch.zeros(2, dtype=dtype)
+        for kind, dtype in (
+            ("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32),
+            ("min_p", torch.float32), ("seeds", torch.int64), ("positions", torch.int64),
+        )
+    }  # fmt: skip
+    calls: dict[str, tuple[Any, dict[str, Any]]] = {
+        "rope_write_kv": (
+            backend.rope_write_kv,
+            {
+                "query": rows, "key": rows, "value": rows, "cache": cache, "slot_mapping": torch.tensor([16, -1]),
+                "positions": torch.tensor([0, 1]), "cos_sin": torch.randn(4, 16),
+            },
+        ),
+        "add_rms_norm": (
+            backend.add_rms_norm, {"x": torch.randn(2, 16), "residual": None, "weight": torch.ones(16), "epsilon": 1e-6}
+        ),
+        "silu_mul": (backend.silu_mul, {"x": torch.randn(2, 16)}),
+        "sample": (
+            lambda logits, **batch: backend.sample(logits, SamplingBatch(**batch)),
+            {"logits": torch.randn(2, 16), **vectors},
+        ),
+    }  # fmt: skip
+    function, arguments = calls[name]
+    try:
+        function(**(arguments | change))
+    except KernelArgumentError as error:
+        return str(error)
+    return ""
+
+
+def rope_outside_its_table() -> torch.Tensor:
+    """Turned rows at positions -1, 0 and 4 of a table of 4."""
+    backend = make_backend()
+    cache = backend.allocate(KVShape(1, 16, 16), num_blocks=3, block_size=16, dtype=torch.float32, device=CPU)
+    rows = torch.randn(3, 1, 16)
+    return backend.rope_write_kv(
+        rows, rows, rows, cache, slot_mapping=torch.tensor([-1, -1, -1]), positions=torch.tensor([-1, 0, 4]),
+        cos_sin=torch.randn(4, 16),
+    )  # fmt: skip

@@ -9,6 +9,7 @@ from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.checks import refuse
 from pagefleet_kernels.triton import library as _library  # noqa: F401  registers torch.ops.pagefleet
 from pagefleet_kernels.triton.cache import FP8, TritonCache, allocate, row_elements
+from pagefleet_kernels.triton.door import check_gate, check_norm, check_rope, check_sampling
 from pagefleet_kernels.triton.sampling import SamplingBatch
 
 STORAGE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
@@ -100,9 +101,21 @@ class TritonBackend:
 
         One launch that reads q, k, v once, instead of two rotations, two concatenations and a write. positions int64
         [T] are rows of cos_sin, fp32 [positions, R]: cosines then sines; columns >= R pass through. query_norm and
-        key_norm [D]: RMS norms per head before the rotation. Rows with slot -1 are turned, not stored.
+        key_norm [D]: RMS norms per head before the rotation. Rows with slot -1 are turned, not stored; rows whose
+        position is outside cos_sin become NaN.
         """
         own = _own(cache)
+        check_rope(
+            query,
+            key,
+            value,
+            own,
+            slot_mapping=slot_mapping,
+            positions=positions,
+            cos_sin=cos_sin,
+            query_norm=query_norm,
+            key_norm=key_norm,
+        )
         turned: torch.Tensor = torch.ops.pagefleet.rope_write_kv(
             query,
             key,
@@ -134,6 +147,7 @@ class TritonBackend:
 
         residual becomes h, rounded to its dtype; None: h = x. weight_offset 1 is Gemma's.
         """
+        check_norm(x, residual, weight)
         normed: torch.Tensor
         if residual is None:
             normed = torch.ops.pagefleet.rms_norm(x, weight, epsilon, weight_offset)
@@ -143,11 +157,13 @@ class TritonBackend:
 
     def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, 2 N] -> silu(x[:, :N]) * x[:, N:], [T, N]."""
+        check_gate(x)
         out: torch.Tensor = torch.ops.pagefleet.silu_mul(x)
         return out
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """logits [B, V] -> tokens int64 [B]; a draw depends on (seed, position) and its own row only."""
+        check_sampling(logits, batch)
         penalties = batch.penalties
         tokens: torch.Tensor = torch.ops.pagefleet.sample(
             logits,

@@ -62,8 +62,16 @@ class Launch:
         return {"num_warps": self.num_warps, "num_stages": self.num_stages, "enable_fp_fusion": True}
 
 
-def run(launch: Launch) -> None:
-    """Enqueue it on the current stream."""
+def run(launch: Launch, device: torch.device) -> None:
+    """Enqueue it on the current stream of the device that its tensors are on."""
     if 0 in launch.grid:
         return
+    if device.type == "cuda" and device.index not in (None, torch.cuda.current_device()):
+        with torch.cuda.device(device):
+            _enqueue(launch)
+    else:
+        _enqueue(launch)
+
+
+def _enqueue(launch: Launch) -> None:
     launch.kernel[launch.grid](**launch.arguments, **launch.constants, **launch.options)

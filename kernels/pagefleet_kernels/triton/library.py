@@ -84,7 +84,7 @@ def _paged_attention(
         softcap=softcap,
     )
     for launch in plan_attention(operands, Device.of(query.device)):
-        run(launch)
+        run(launch, query.device)
     return out
 
 
@@ -114,7 +114,7 @@ def _write_kv(
 ) -> None:
     shape = KVShape(num_kv_heads=num_kv_heads, head_dim=head_dim, v_head_dim=v_head_dim)
     keys, values = kv_views(memory, shape, block_size)
-    run(plan_write(KVTarget(keys, values, key_scales, value_scales, slot_mapping), key, value))
+    run(plan_write(KVTarget(keys, values, key_scales, value_scales, slot_mapping), key, value), memory.device)
 
 
 def _rope_write_kv(
@@ -148,17 +148,17 @@ def _rope_write_kv(
         epsilon=epsilon,
     )
     target = KVTarget(keys, values, key_scales, value_scales, slot_mapping)
-    run(plan_rope_write(target, rotation, out, query, key, value))
+    run(plan_rope_write(target, rotation, out, query, key, value), memory.device)
     return out
 
 
 def _copy_blocks(memory: torch.Tensor, pairs: torch.Tensor) -> None:
-    run(plan_copy(memory, pairs))
+    run(plan_copy(memory, pairs), memory.device)
 
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, weight_offset: float) -> torch.Tensor:
     out = x.new_empty(x.shape)
-    run(plan_add_rms_norm(out, x, None, weight, epsilon=epsilon, weight_offset=weight_offset))
+    run(plan_add_rms_norm(out, x, None, weight, epsilon=epsilon, weight_offset=weight_offset), x.device)
     return out
 
 
@@ -166,13 +166,13 @@ def _add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, weight_offset: float
 ) -> torch.Tensor:
     out = x.new_empty(x.shape)
-    run(plan_add_rms_norm(out, x, residual, weight, epsilon=epsilon, weight_offset=weight_offset))
+    run(plan_add_rms_norm(out, x, residual, weight, epsilon=epsilon, weight_offset=weight_offset), x.device)
     return out
 
 
 def _silu_mul(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(x.shape[0], x.shape[1] // 2)
-    run(plan_silu_mul(out, x))
+    run(plan_silu_mul(out, x), x.device)
     return out
 
 
@@ -202,7 +202,7 @@ def _sample(
     batch = SamplingBatch(temperature, top_k, top_p, min_p, seeds, positions, penalties)
     tokens = torch.empty(logits.shape[0], dtype=torch.int64, device=logits.device)
     for launch in plan_sample(tokens, logits, batch):
-        run(launch)
+        run(launch, logits.device)
     return tokens
 
 

@@ -107,6 +107,7 @@ def plan_rope_write(
             "key_norm": rotation.key_norm,
             "key_scales": target.key_scales,
             "value_scales": target.value_scales,
+            "num_positions": rotation.cos_sin.shape[0],
             "eps": rotation.epsilon,
             "stride_out_row": query_out.stride(0),
             "stride_out_head": query_out.stride(1),

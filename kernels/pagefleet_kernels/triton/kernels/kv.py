@@ -136,7 +136,7 @@ def rotated_halves(
     return turned, second, rest
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["num_positions"])
 def rope_write_kv(
     query_out,  # [T, Hq, D]
     query,  # [T, Hq, D]
@@ -151,6 +151,7 @@ def rope_write_kv(
     key_norm,  # [D] or None
     key_scales,
     value_scales,
+    num_positions,
     eps,
     stride_out_row,
     stride_out_head,
@@ -211,9 +212,11 @@ def rope_write_kv(
     else:
         one = i
         two = i + HALF
-    table = cos_sin + tl.load(positions + token) * ROTARY
-    cos = tl.load(table + i, mask=i < HALF, other=0.0)
-    sin = tl.load(table + HALF + i, mask=i < HALF, other=0.0)
+    position = tl.load(positions + token)
+    angles = tl.where((position >= 0) & (position < num_positions), HALF, 0)  # 0: nothing is read, all becomes NaN
+    table = cos_sin + position * ROTARY
+    cos = tl.load(table + i, mask=i < angles, other=float("nan"))
+    sin = tl.load(table + HALF + i, mask=i < angles, other=float("nan"))
     if block < QUERY_BLOCKS:
         head = block * BLOCK_H + lanes
         head_ok = head < QUERY_HEADS
