@@ -6,6 +6,7 @@ from typing import Any
 
 Json = dict[str, Any]
 _UID = re.compile(r"\b[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}\b")
+_NAME = re.compile(r"\bcontract-[0-9a-f]{8}\b")
 _TIME = re.compile(r"\b\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(\.\d+)?Z")
 
 
@@ -17,13 +18,14 @@ class Transcript:
 
     def add(self, request: Json, status: int, body: Any) -> None:
         """One exchange."""
-        self.steps.append({"request": request, "response": {"status": status, "body": body}})
+        name = f"{len(self.steps) + 1} {request['method']} {request['path'].rpartition('/')[2]}"
+        self.steps.append({"name": name, "request": request, "response": {"status": status, "body": body}})
 
     def clear(self) -> None:
         """Forgets what came before the case."""
         self.steps.clear()
 
-    def normalised(self) -> Json:
+    def normalised(self, topic: str) -> Json:
         """The steps in the form of the recordings: `<uid-1>`, `<rv-2>`, `<time>`."""
         names: dict[str, str] = {}
 
@@ -42,6 +44,7 @@ class Transcript:
                 return value
             if key == "resourceVersion" and value.isdecimal():
                 return placeholder("rv", value)
+            value = _NAME.sub(lambda match: placeholder("name", match[0]), value)
             return _TIME.sub("<time>", _UID.sub(lambda match: placeholder("uid", match[0]), value))
 
-        return {"steps": [walk(step) for step in self.steps]}
+        return {"topic": topic, "steps": [walk(step) for step in self.steps]}

@@ -54,7 +54,7 @@ async def api(kubeconfig: Kubeconfig, request: pytest.FixtureRequest) -> AsyncIt
 
 def _store(path: Path, transcript: Transcript) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(transcript.normalised(), indent=1))
+    path.write_text(json.dumps(transcript.normalised(path.stem), indent=1))
 
 
 @pytest.fixture
