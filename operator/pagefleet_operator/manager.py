@@ -152,6 +152,11 @@ class Manager:
             logger.warning("resync: the watches had missed %d changes", missed)
         self.mark_all()
 
+    @property
+    def num_loops(self) -> int:
+        """LLMDeployments that are looked after."""
+        return len(self._loops)
+
     def watch_problem(self) -> str | None:
         """Health check: a watch that missed changes in several resyncs running is dead, whatever it says."""
         if self._bad_resyncs < MAX_BAD_RESYNCS:

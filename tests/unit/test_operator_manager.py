@@ -1,0 +1,223 @@
+"""The manager: dead watches are noticed, a crashed loop comes back, one object's failure is its own."""
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from typing import Any
+
+import pytest_asyncio
+
+from pagefleet_operator.client import Listed
+from pagefleet_operator.errors import ApiError
+from pagefleet_operator.events import EventRecorder
+from pagefleet_operator.manager import Manager
+from pagefleet_operator.names import ObjectKey
+from pagefleet_operator.observe import Listing
+from pagefleet_operator.reconcile import Context
+from pagefleet_operator.scrape import Scraper
+from pagefleet_operator.settings import OperatorSettings, ReconcileSettings
+from pagefleet_operator.store import LLMDEPLOYMENT, Store
+from pagefleet_operator.telemetry import Telemetry
+from support.operator_objects import llmd_body
+
+KEY = ObjectKey("default", "chat")
+SETTINGS = OperatorSettings(
+    namespaces=("default",), reconcile=ReconcileSettings(min_backoff_seconds=0.01, max_backoff_seconds=0.02)
+)
+
+
+class FakeApi:
+    """Answers every write with what was written; fails as told."""
+
+    def __init__(self) -> None:
+        self.applied: list[str] = []
+        self.statuses: list[str] = []
+        self.failures: dict[str, Exception] = {}
+        self.version = 100
+
+    async def get(self, *_: Any) -> None:
+        return None
+
+    async def list(self, *_: Any, **__: Any) -> Listed:
+        return Listed([], "1")
+
+    async def create(self, _resource: Any, _namespace: str, body: dict[str, Any]) -> dict[str, Any]:
+        return body
+
+    async def apply(self, _resource: Any, manifest: dict[str, Any]) -> dict[str, Any]:
+        name = manifest["metadata"]["name"]
+        if name in self.failures:
+            raise self.failures[name]
+        self.applied.append(f"{manifest['kind']} {name}")
+        self.version += 1
+        metadata = {
+            **manifest["metadata"],
+            "uid": manifest["kind"],
+            "resourceVersion": str(self.version),
+            "generation": 1,
+        }
+        return {**manifest, "metadata": metadata}
+
+    async def patch(
+        self, _resource: Any, _namespace: str, name: str, body: dict[str, Any], *, subresource: str | None = None
+    ) -> dict[str, Any]:
+        self.statuses.append(name)
+        self.version += 1
+        made = llmd_body(name, status=body["status"])
+        made["metadata"]["resourceVersion"] = str(self.version)
+        return made
+
+
+@pytest_asyncio.fixture
+async def running() -> AsyncIterator[tuple[Manager, FakeApi, Store]]:
+    api, store = FakeApi(), Store()
+    telemetry = Telemetry()
+
+    def clock() -> float:
+        return 1000.0
+
+    context = Context(
+        api=api,  # type: ignore[arg-type]
+        store=store,
+        scraper=Scraper(SETTINGS.scrape, clock=clock, telemetry=telemetry),
+        recorder=EventRecorder(api, clock),  # type: ignore[arg-type]
+        settings=SETTINGS,
+        clock=clock,
+        telemetry=telemetry,
+    )
+    manager = Manager(context)
+    await manager.start()
+    yield manager, api, store
+    await manager.stop()
+
+
+async def until(check: Any) -> None:
+    for _ in range(1000):
+        if check():
+            return
+        await asyncio.sleep(0.005)
+    raise AssertionError("the condition did not come true")
+
+
+async def test_an_event_makes_the_children(running: tuple[Manager, FakeApi, Store]) -> None:
+    manager, api, _ = running
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body())
+    await until(lambda: len(api.applied) == 4 and api.statuses)
+    assert api.applied == ["ServiceAccount chat", "Service chat", "PodDisruptionBudget chat", "Deployment chat"]
+
+
+async def test_events_before_everything_was_listed_start_nothing() -> None:
+    api, store, telemetry = FakeApi(), Store(), Telemetry()
+    context = Context(
+        api=api,  # type: ignore[arg-type]
+        store=store,
+        scraper=Scraper(SETTINGS.scrape, telemetry=telemetry),
+        recorder=EventRecorder(api, lambda: 0.0),  # type: ignore[arg-type]
+        settings=SETTINGS,
+        clock=lambda: 0.0,
+        telemetry=telemetry,
+    )
+    manager = Manager(context)
+    body = llmd_body()
+    body["metadata"]["resourceVersion"] = "5"  # later than the list
+    manager.watched(LLMDEPLOYMENT, None, body)
+    await asyncio.sleep(0.02)
+    assert api.applied == []
+    await manager.start()
+    await until(lambda: len(api.applied) == 4)
+    await manager.stop()
+
+
+async def test_a_failing_object_is_tried_again_and_the_others_go_on(running: tuple[Manager, FakeApi, Store]) -> None:
+    manager, api, _ = running
+    api.failures["bad"] = ApiError(status=500, reason="InternalError", message="etcd")
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body("bad", uid="b"))
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body("good", uid="g"))
+    await until(lambda: "Deployment good" in api.applied)
+    await until(lambda: "bad" in api.statuses)  # after some failures the status speaks of them
+    del api.failures["bad"]
+    manager.mark(ObjectKey("default", "bad"))
+    await until(lambda: "Deployment bad" in api.applied)
+
+
+async def test_a_loop_that_crashed_is_started_again(running: tuple[Manager, FakeApi, Store], caplog: Any) -> None:
+    """A fault of our own in one object must not stop the operator, nor that object for good."""
+    manager, api, _ = running
+    api.failures["chat"] = RuntimeError("a fault of our own")
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body())
+    await until(lambda: "failed unexpectedly" in caplog.text)
+    del api.failures["chat"]
+    await until(lambda: "Deployment chat" in api.applied)
+
+
+async def test_a_deleted_object_ends_its_loop(running: tuple[Manager, FakeApi, Store]) -> None:
+    manager, api, _ = running
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body())
+    await until(lambda: len(api.applied) == 4 and api.statuses)
+    gone = llmd_body()
+    gone["metadata"]["resourceVersion"] = "9999"
+    manager.watched(LLMDEPLOYMENT, "DELETED", gone)
+    await until(lambda: manager.num_loops == 0)
+
+
+async def test_watches_that_miss_changes_twice_running_are_reported_dead(
+    running: tuple[Manager, FakeApi, Store], monkeypatch: Any
+) -> None:
+    manager, _, store = running
+    monkeypatch.setattr("pagefleet_operator.manager.WATCH_GRACE_SECONDS", 0.01)
+
+    def listing(name: str) -> Listing:
+        body = llmd_body(name, uid=name)
+        body["metadata"]["resourceVersion"] = "50"
+        return Listing("default", {LLMDEPLOYMENT: Listed([body], "60")})
+
+    await manager.resync([listing("first")])
+    assert store.get(LLMDEPLOYMENT, ObjectKey("default", "first")) is not None, "healed"
+    assert manager.watch_problem() is None, "once may be a coincidence"
+    await manager.resync([listing("second")])
+    assert manager.watch_problem() is not None
+    await manager.resync([listing("second")])
+    assert manager.watch_problem() is None, "nothing was missed any more"
+
+
+async def test_an_event_on_its_way_is_not_missed(running: tuple[Manager, FakeApi, Store], monkeypatch: Any) -> None:
+    manager, _, _ = running
+    monkeypatch.setattr("pagefleet_operator.manager.WATCH_GRACE_SECONDS", 0.05)
+    body = llmd_body("late", uid="late")
+    body["metadata"]["resourceVersion"] = "50"
+    resyncing = asyncio.create_task(manager.resync([Listing("default", {LLMDEPLOYMENT: Listed([body], "60")})]))
+    await asyncio.sleep(0.01)
+    manager.watched(LLMDEPLOYMENT, "ADDED", body)
+    await resyncing
+    await manager.resync([])
+    assert manager.watch_problem() is None
+
+
+async def test_a_change_that_waits_too_long_is_unhealthy() -> None:
+    api, telemetry = FakeApi(), Telemetry()
+    now = 0.0
+    context = Context(
+        api=api,  # type: ignore[arg-type]
+        store=Store(),
+        scraper=Scraper(SETTINGS.scrape, telemetry=telemetry),
+        recorder=EventRecorder(api, lambda: now),  # type: ignore[arg-type]
+        settings=replace(SETTINGS, reconcile=ReconcileSettings(concurrency=1)),
+        clock=lambda: now,
+        telemetry=telemetry,
+    )
+    manager = Manager(context)
+    await manager.start()
+    hanging = asyncio.Event()
+
+    async def hang(*_: Any) -> dict[str, Any]:
+        await hanging.wait()
+        return {}
+
+    api.apply = hang  # type: ignore[method-assign,assignment]
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body("one", uid="1"))
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body("two", uid="2"))
+    await asyncio.sleep(0.02)
+    assert manager.reconcile_problem() is None
+    now = 200.0
+    assert manager.reconcile_problem() == "a change has waited 200 s"
+    await manager.stop()
