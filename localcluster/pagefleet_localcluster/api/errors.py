@@ -70,6 +70,11 @@ def bad_request(message: str) -> ApiError:
     return ApiError(400, "BadRequest", message)
 
 
+def wrong_version(found: object, expected: str) -> ApiError:
+    """400: an object of another version than the path's."""
+    return bad_request(f"the API version in the data ({found}) does not match the expected API version ({expected})")
+
+
 def not_found(plural: str, group: str, name: str) -> ApiError:
     """404: no such object."""
     return ApiError(

@@ -81,7 +81,7 @@ class Handlers:
             raise method_not_allowed()
         options = write_options(request)
         body = await self._object(request, target)
-        keeper, body = as_stored(self._cluster, resource, _checked_version(target, body))
+        keeper, body = as_stored(self._cluster, resource, body)
         stored = writes.create(self._cluster, keeper, target.namespace, body, options)
         return self._answer(request, target, stored, options, 201)
 
@@ -90,7 +90,7 @@ class Handlers:
             raise bad_request("name must be provided")
         options = write_options(request, target.subresource)
         body = await self._object(request, target)
-        keeper, body = as_stored(self._cluster, target.resource, _checked_version(target, body))
+        keeper, body = as_stored(self._cluster, target.resource, body)
         stored = writes.update(self._cluster, keeper, target.key, body, options)
         return self._answer(request, target, stored, options, 200)
 
@@ -111,15 +111,14 @@ class Handlers:
                 error.details = {k: v for k, v in (error.details or {}).items() if k != "name"}
                 raise error
             body = decode_object(await request.read(), media, resource.kind, (APPLY_PATCH,))
-            keeper, config = as_stored(cluster, resource, _checked_version(target, body))
+            keeper, config = as_stored(cluster, resource, body)
             stored, created = writes.apply(cluster, keeper, target.key, config, options)
             return self._answer(request, target, stored, options, 201 if created else 200)
         change = await self._change(request, target, media)
         keeper, _ = as_stored(cluster, resource, {})
 
-        def changed(obj: Json) -> Json:
-            body = _checked_version(target, change(object_as_seen(resource, obj)))
-            return as_stored(cluster, resource, body)[1]
+        def changed(obj: Json) -> Any:
+            return as_stored(cluster, resource, change(object_as_seen(resource, obj)))[1]
 
         stored = writes.patch(cluster, keeper, target.key, changed, options)
         return self._answer(request, target, stored, options, 200)
@@ -222,19 +221,6 @@ def write_options(request: web.Request, subresource: str = "") -> writes.WriteOp
         dry_run=bool(dry_run),
         force=query.get("force", "").lower() in ("true", "1"),
     )
-
-
-def _checked_version(target: Target, body: Any) -> Json:
-    """The body in the stored version; its own type must be the path's. Raises ApiError 400."""
-    resource = target.resource
-    if not isinstance(body, dict):
-        raise bad_request(f"the object must be a JSON object, it is {type(body).__name__}")
-    version = body.get("apiVersion")
-    if version and version != resource.api_version:
-        wanted = resource.api_version
-        text = f"the API version in the data ({version}) does not match the expected API version ({wanted})"
-        raise bad_request(text)
-    return body
 
 
 def _deleted(target: Target, stored: Stored) -> Json:

@@ -24,6 +24,7 @@ from pagefleet_localcluster.api.journal import Journal
 from pagefleet_localcluster.api.rbac import ADMINISTRATORS, Access, User, verb_of
 from pagefleet_localcluster.api.request_info import MAX_BODY_BYTES, Target, decode_object, parse_target
 from pagefleet_localcluster.api.store import Change, Collection
+from pagefleet_localcluster.kubeconfig import node_token
 
 Json = dict[str, Any]
 _LOG = logging.getLogger(__name__)
@@ -78,7 +79,7 @@ class ApiServer:
         collector = Collector(self.cluster)
         for name in _FIRST_NAMESPACES:
             self._create_namespace(name)
-        self._session = aiohttp.ClientSession()
+        self._session = aiohttp.ClientSession(headers={"Authorization": f"Bearer {node_token(self._token)}"})
         self._handlers = Handlers(self.cluster, self._session)
         app = web.Application(client_max_size=MAX_BODY_BYTES + 1)
         app.router.add_route("*", "/{path:.*}", self._handle)

@@ -16,6 +16,7 @@ from pagefleet_localcluster.api.errors import (
     forbidden,
     invalid,
     not_found,
+    wrong_version,
 )
 from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.api.schema import Schema, apply_defaults, drop_absent, prune
@@ -191,9 +192,7 @@ def checked_body(resource: Resource, namespace: str, body: Json) -> Json:
     """The body with its type, namespace and metadata right. Raises ApiError 400 when they contradict the path."""
     version, kind = body.get("apiVersion"), body.get("kind")
     if version and version != resource.api_version:
-        wanted = resource.api_version
-        text = f"the API version in the data ({version}) does not match the expected API version ({wanted})"
-        raise bad_request(text)
+        raise wrong_version(version, resource.api_version)
     if kind and kind != resource.kind:
         text = f'{kind} in version "{resource.version}" cannot be handled as a {resource.kind}'
         raise bad_request(text)
