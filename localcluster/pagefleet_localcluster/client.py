@@ -87,6 +87,11 @@ class Client:
         self._user_agent = user_agent
         self._session: aiohttp.ClientSession | None = None
 
+    @property
+    def node_token(self) -> str:
+        """What this cluster's API server shows to nodes; empty when it is not known."""
+        return self._kubeconfig.node_token
+
     async def __aenter__(self) -> Self:
         headers = {"User-Agent": self._user_agent, "Accept": "application/json"}
         if self._kubeconfig.token:

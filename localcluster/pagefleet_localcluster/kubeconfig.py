@@ -1,6 +1,7 @@
 """Reading and writing kubeconfig files, as far as static credentials go."""
 
 import base64
+import hashlib
 import os
 import ssl
 from dataclasses import dataclass
@@ -26,6 +27,12 @@ class Kubeconfig:
     """The context's namespace."""
     ssl_context: ssl.SSLContext | None = None
     """None for plain http or the system's own trust."""
+
+    @property
+    def node_token(self) -> str:
+        """What the cluster's nodes ask of callers; empty when this file holds no token."""
+        token = self.token or self.server.partition("/token/")[2]
+        return node_token(token) if token else ""
 
     @classmethod
     def load(cls, path: Path | str) -> "Kubeconfig":
@@ -65,6 +72,11 @@ class Kubeconfig:
         with os.fdopen(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w") as file:
             yaml.safe_dump(document, file, sort_keys=False)
         temporary.replace(path)
+
+
+def node_token(api_token: str) -> str:
+    """The token that an API server shows to the nodes of its cluster, so that they serve nobody else."""
+    return hashlib.sha256(f"node:{api_token}".encode()).hexdigest()
 
 
 def _named(document: dict[str, Any], section: str, name: str) -> dict[str, Any]:

@@ -5,9 +5,10 @@ import base64
 import json
 from pathlib import Path
 
+import aiohttp
 import pytest
 
-from pagefleet_localcluster.client import CLAIMS, CONFIG_MAPS, PODS, SECRETS, ApiError, Client
+from pagefleet_localcluster.client import CLAIMS, CONFIG_MAPS, NODES, PODS, SECRETS, ApiError, Client
 from pagefleet_localcluster.objects import Object, condition_of, is_pod_ready
 from support.local_cluster import container, create, events_of, eventually, kubectl, ready_probe, running_cluster
 
@@ -386,6 +387,20 @@ async def test_logs_and_exec_through_kubectl(tmp_path: Path) -> None:
         assert await kubectl(cluster, "exec", "-i", "p", "--", "wc", "-c", stdin=bytes(300_000)) == (0, "300000\n")
         await client.delete(PODS, "p", "default")
         assert await follower == (0, "line 1\nline 2\nline 3\n")
+
+
+async def test_a_node_serves_nobody_but_its_api_server(tmp_path: Path) -> None:
+    """Another user of the machine can reach the port: neither logs nor commands for them."""
+    async with running_cluster(tmp_path) as cluster:
+        await create(cluster.client, PODS, pod("p", shell("c", "echo secret; sleep 100")))
+        await reached(cluster.client, "p", "Running")
+        port = (await cluster.client.get(NODES, "local-0"))["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
+        async with aiohttp.ClientSession() as session:
+            for path in ("containerLogs/default/p/c", "exec/default/p/c?command=id", "containerLogs/default/none/c"):
+                for headers in ({}, {"Authorization": "Bearer guess"}):
+                    async with session.get(f"http://127.0.0.1:{port}/{path}", headers=headers) as answer:
+                        assert answer.status == 401 and "secret" not in await answer.text()
+        assert (await kubectl(cluster, "logs", "p"))[0] == 0
 
 
 async def test_a_pod_keeps_its_status_through_the_eyes_of_kubectl(tmp_path: Path) -> None:

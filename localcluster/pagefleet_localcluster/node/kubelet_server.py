@@ -1,6 +1,7 @@
 """The node's own HTTP server: logs of its containers, commands beside them."""
 
 import asyncio
+import hmac
 import logging
 import os
 from pathlib import Path
@@ -29,10 +30,12 @@ class PodFinder(Protocol):
 
 class KubeletServer:
     """Serves `GET /containerLogs/{namespace}/{pod}/{container}` and WebSockets on `/exec/...` on a free port of
-    127.0.0.1."""
+    127.0.0.1, to the cluster's API server only."""
 
-    def __init__(self, pods: PodFinder) -> None:
+    def __init__(self, pods: PodFinder, token: str) -> None:
+        """`token`: what callers must show as a bearer token; empty serves nobody."""
         self._pods = pods
+        self._token = token
         self._runner: web.AppRunner | None = None
         self.port = 0
 
@@ -97,6 +100,9 @@ class KubeletServer:
         return socket
 
     def _find(self, request: web.Request) -> tuple[PodWorker, ContainerRunner]:
+        shown = request.headers.get("Authorization", "").removeprefix("Bearer ")
+        if not self._token or not hmac.compare_digest(shown.encode(), self._token.encode()):
+            raise web.HTTPUnauthorized(text="only the cluster's API server may ask this node")
         info = request.match_info
         worker = self._pods.find(info["namespace"], info["pod"])
         if worker is None:

@@ -42,7 +42,7 @@ class Node:
         self._events = EventRecorder(client, "kubelet", host=settings.name)
         self._reflector = Reflector(client, PODS, {"fieldSelector": f"spec.nodeName={settings.name}"})
         self._reflector.listeners.append(self._pod_changed)
-        self._server = KubeletServer(self)
+        self._server = KubeletServer(self, client.node_token)
         self._http: aiohttp.ClientSession | None = None
 
     async def run(self) -> None:
