@@ -192,6 +192,40 @@ async def test_log_probabilities_are_told_in_both_shapes(talk: Talk) -> None:
     assert (await talk.complete("Hello", **GREEDY))["choices"][0]["logprobs"] is None
 
 
+async def test_a_prompt_is_scored_as_if_it_had_been_generated(talk: Talk) -> None:
+    """What evaluation harnesses ask: echo, logprobs, one token, batches of token ids."""
+    fields = {**GREEDY, "max_tokens": 100, "return_token_ids": True, "logprobs": 2}
+    made = (await talk.complete("Hello", **fields))["choices"][0]
+    prompt = made["prompt_token_ids"] + made["token_ids"]
+    scoring: dict[str, Any] = {
+        "echo": True,
+        "logprobs": 2,
+        "max_tokens": 1,
+        "temperature": 0,
+        "seed": 1,
+        "ignore_eos": True,
+    }
+    answer = await talk.complete([prompt, prompt[:7]], **scoring)
+    for choice, length in zip(answer["choices"], (105, 7), strict=True):
+        told = choice["logprobs"]
+        assert len(told["tokens"]) == len(told["token_logprobs"]) == len(told["text_offset"]) == length + 1
+        assert told["token_logprobs"][0] is told["top_logprobs"][0] is None
+        assert told["token_logprobs"][5:length] == made["logprobs"]["token_logprobs"][: length - 5]
+        assert told["top_logprobs"][5:length] == made["logprobs"]["top_logprobs"][: length - 5]
+    events = await talk.stream(prompt=[prompt], **scoring)
+    parts = [part["logprobs"] for event in events[:-1] for part in event["choices"] if part["logprobs"]]
+    for name, want in answer["choices"][0]["logprobs"].items():
+        assert [item for part in parts for item in part[name]] == want, name
+
+    scored = (await talk.complete(prompt, prompt_logprobs=1, max_tokens=1))["choices"][0]["prompt_logprobs"]
+    assert len(scored) == 105 and scored[0] is None
+    for token, entry, value in zip(prompt[5:], scored[5:], made["logprobs"]["token_logprobs"], strict=True):
+        assert entry[str(token)]["logprob"] == value and entry[str(token)]["rank"] == 1
+    body = {"messages": [{"role": "user", "content": "Hi"}], "prompt_logprobs": 0, "max_tokens": 1}
+    _, chat = await talk.post("/v1/chat/completions", **body)
+    assert len(chat["prompt_logprobs"]) == chat["usage"]["prompt_tokens"]
+
+
 SCHEMA = {
     "type": "object",
     "properties": {"color": {"enum": ["red", "green"]}, "ok": {"type": "boolean"}, "n": {"enum": [1, 22]}},
@@ -308,7 +342,9 @@ async def test_a_templates_own_complaint_is_a_400(talk: Talk) -> None:
         ({"prompt": ""}, ["no tokens"]),
         ({"prompt": [VOCAB_SIZE]}, [str(VOCAB_SIZE), "vocabulary"]),
         ({"prompt": "a", "min_tokens": 17}, ["17", "16"]),
-        ({"prompt": "a", "prompt_logprobs": 1}, ["prompt_logprobs"]),
+        ({"prompt": "a", "prompt_logprobs": 21}, ["prompt_logprobs"]),
+        ({"prompt": "a", "prompt_logprobs": 1, "stream": True}, ["prompt_logprobs", "stream"]),
+        ({"prompt": "a", "echo": True, "logprobs": 1, "n": 2}, ["n = 1"]),
         ({"prompt": "a", "n": 1000}, ["n"]),
     ],
 )

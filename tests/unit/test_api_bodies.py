@@ -77,7 +77,8 @@ def test_other_prompts_are_refused_by_name(prompt: Any) -> None:
         ({"logprobs": 21}, "logprobs"),
         ({"logprobs": True}, "logprobs"),
         ({"logprobs": -1}, "logprobs"),
-        ({"echo": True, "logprobs": 1}, None),
+        ({"echo": True, "logprobs": 1, "n": 2}, None),
+        ({"prompt_logprobs": -1}, "prompt_logprobs"),
         ({"bad_words": [" "]}, "bad_words[0]"),
         ({"bad_words": ["a"] * 65}, "bad_words"),
     ],
@@ -117,7 +118,7 @@ def test_a_field_that_would_change_the_result_is_refused_unless_it_asks_for_noth
 
 
 def test_false_is_not_zero() -> None:
-    """`prompt_logprobs: 0` asks for something, `use_beam_search: false` for nothing."""
+    """In JSON they are not, either."""
     assert check_extra({"use_beam_search": False}) == []
     with pytest.raises(BadRequestError):
         check_extra({"use_beam_search": 0})

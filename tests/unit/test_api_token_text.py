@@ -50,6 +50,7 @@ def test_the_drawn_token_is_always_among_the_told_ones() -> None:
 
     drawn = [(0, TokenLogprobs(-2.0, 2, ((1, -0.5),))), (1, TokenLogprobs(float("-inf"), 9, ()))]
     told = completion_logprobs(drawn, describe, offset=5)
+    assert completion_logprobs([(0, None)], describe, offset=0)["token_logprobs"] == [None]
     assert told["top_logprobs"] == [{"bb": -0.5, "aa": -2.0}, {"bb": -9999.0}]
     assert (told["text_offset"], told["token_logprobs"]) == ([5, 7], [-2.0, -9999.0])
     assert [entry["top_logprobs"] for entry in chat_logprobs(drawn, describe)["content"]] == [

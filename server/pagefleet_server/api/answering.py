@@ -64,10 +64,11 @@ async def send_stream(
         try:
             async with aclosing(generation.deltas()) as deltas:
                 async for choice, delta in deltas:
-                    events = [reply.piece(choice, delta)]
+                    events = []
                     if choice.plan.index not in opened:
                         opened.add(choice.plan.index)
-                        events.insert(0, reply.opening(choice))
+                        events.append(reply.opening(choice))
+                    events.append(reply.piece(choice, delta))
                     await stream.send([with_usage(event) for event in events if event is not None])
         except ApiError as error:
             if not stream.started:

@@ -4,7 +4,7 @@ import uuid
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from pagefleet_server.api.generation import Choice
+from pagefleet_server.api.generation import Choice, Usage
 from pagefleet_server.api.logprobs import chat_logprobs
 from pagefleet_server.api.output_text import Delta
 from pagefleet_server.api.parsers.answer import AnswerParser
@@ -32,6 +32,10 @@ class ChatReply(Reply):
 
     def _prompt_ids(self, choice: Choice) -> Document:
         return {"prompt_token_ids": choice.plan.prompt_token_ids} if self._with_token_ids else {}
+
+    def whole(self, choices: Sequence[Choice], usage: Usage) -> Document:
+        """What is told of the prompt stands beside the choices."""
+        return super().whole(choices, usage) | self._prompt_logprobs(choices[0])
 
     def _whole_choice(self, choice: Choice) -> Document:
         parser = self._make_parser()

@@ -55,6 +55,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
             make_parser=make_parser,
             with_token_ids=body.return_token_ids,
             with_logprobs=body.num_logprobs is not None,
+            num_prompt_logprobs=body.prompt_logprobs,
             with_reasoning=reasons and body.include_reasoning,
         )
         return await answer(request, service, generation, reply, body)

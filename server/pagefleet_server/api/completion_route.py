@@ -33,6 +33,8 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
             loaded.text.describe,
             with_token_ids=body.return_token_ids,
             with_logprobs=body.num_logprobs is not None,
+            num_prompt_logprobs=body.prompt_logprobs,
+            echo=body.echo,
         )
         return await answer(request, service, generation, reply, body)
 

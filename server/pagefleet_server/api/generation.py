@@ -58,8 +58,15 @@ class Choice:
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
     """One for each of token_ids, when asked for."""
+    prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
+    """Of the prompt's tokens from the second on, when asked for; all are there before the first delta."""
     last: Delta | None = None
     """The delta with the finish reason."""
+
+    @property
+    def prompt_told(self) -> list[tuple[int, TokenLogprobs | None]]:
+        """The prompt's tokens, each with its log-probabilities; the first has none."""
+        return list(zip(self.plan.prompt_token_ids, [None, *self.prompt_logprobs], strict=True))
 
 
 @dataclass(frozen=True, slots=True)
@@ -181,6 +188,9 @@ class Generation:
     async def _follow(self, choice: Choice) -> AsyncGenerator[Delta, None]:
         try:
             async for output in choice.stream:
+                choice.prompt_logprobs.extend(output.prompt_logprobs or ())
+                if not output.token_ids and output.finish_reason is None:
+                    continue
                 choice.num_cached_tokens = max(choice.num_cached_tokens, output.num_cached_tokens)
                 delta = choice.output.feed(output.token_ids, output.finish_reason, output.logprobs or ())
                 choice.text.append(delta.text)

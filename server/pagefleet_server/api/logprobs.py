@@ -24,21 +24,41 @@ class TokenText:
 Describe = Callable[[int], TokenText]
 Drawn = Sequence[tuple[int, TokenLogprobs]]
 """Token id, and how likely it and others were."""
+Told = Sequence[tuple[int, TokenLogprobs | None]]
+"""The same, where nothing is known of a prompt's first token."""
 
 
-def completion_logprobs(drawn: Drawn, describe: Describe, *, offset: int) -> dict[str, Any]:
+def completion_logprobs(told: Told, describe: Describe, *, offset: int) -> dict[str, Any]:
     """For /v1/completions; `offset` is the number of characters in front of the first token."""
-    texts = [describe(token_id).text for token_id, _ in drawn]
+    texts = [describe(token_id).text for token_id, _ in told]
     offsets = [offset + sum(len(text) for text in texts[:index]) for index in range(len(texts))]
     return {
         "text_offset": offsets,
         "tokens": texts,
-        "token_logprobs": [finite(item.logprob) for _, item in drawn],
+        "token_logprobs": [None if item is None else finite(item.logprob) for _, item in told],
         "top_logprobs": [
-            {describe(other).text: finite(value) for other, value in (*item.top, (token_id, item.logprob))}
-            for token_id, item in drawn
+            None
+            if item is None
+            else {describe(other).text: finite(value) for other, value in (*item.top, (token_id, item.logprob))}
+            for token_id, item in told
         ],
     }
+
+
+def prompt_logprobs(told: Told, describe: Describe, *, num_top: int) -> list[dict[str, Any] | None]:
+    """vLLM's `prompt_logprobs`: for each token of the prompt, the likeliest ones and itself; null for the first."""
+
+    def entry(token_id: int, value: float, rank: int) -> dict[str, Any]:
+        return {"logprob": finite(value), "rank": rank, "decoded_token": describe(token_id).text}
+
+    lists: list[dict[str, Any] | None] = []
+    for token_id, item in told:
+        if item is None:
+            lists.append(None)
+            continue
+        top = {str(other): entry(other, value, rank) for rank, (other, value) in enumerate(item.top[:num_top], 1)}
+        lists.append(top | {str(token_id): entry(token_id, item.logprob, item.rank)})
+    return lists
 
 
 def chat_logprobs(drawn: Drawn, describe: Describe) -> dict[str, Any]:

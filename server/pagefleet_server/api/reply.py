@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from pagefleet_server.api.generation import Choice, Usage
-from pagefleet_server.api.logprobs import Describe
+from pagefleet_server.api.logprobs import Describe, prompt_logprobs
 from pagefleet_server.api.output_text import Delta
 
 Document = dict[str, Any]
@@ -17,12 +17,21 @@ class Reply(ABC):
     whole_object: str
     piece_object: str
 
-    def __init__(self, head: Document, describe: Describe, *, with_token_ids: bool, with_logprobs: bool) -> None:
-        """`head`: id, created and model, in every document."""
+    def __init__(
+        self,
+        head: Document,
+        describe: Describe,
+        *,
+        with_token_ids: bool,
+        with_logprobs: bool,
+        num_prompt_logprobs: int | None = None,
+    ) -> None:
+        """`head`: id, created and model, in every document. num_prompt_logprobs: for `prompt_logprobs`, if told."""
         self._head = head
         self._describe = describe
         self._with_token_ids = with_token_ids
         self._with_logprobs = with_logprobs
+        self._num_prompt_logprobs = num_prompt_logprobs
 
     def whole(self, choices: Sequence[Choice], usage: Usage) -> Document:
         """The body of an answer that is no stream."""
@@ -50,6 +59,13 @@ class Reply(ABC):
 
     def _ids(self, token_ids: Sequence[int]) -> Document:
         return {"token_ids": list(token_ids)} if self._with_token_ids else {}
+
+    def _prompt_logprobs(self, choice: Choice) -> Document:
+        """vLLM's `prompt_logprobs`."""
+        if self._num_prompt_logprobs is None:
+            return {}
+        told = prompt_logprobs(choice.prompt_told, self._describe, num_top=self._num_prompt_logprobs)
+        return {"prompt_logprobs": told}
 
     def _prompt_ids(self, choice: Choice) -> Document:
         """Where the route tells prompt ids beside the choices."""

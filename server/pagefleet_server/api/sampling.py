@@ -54,6 +54,7 @@ def make_sampling(body: SamplingBody, *, max_tokens: int, seed: int, facts: Mode
         bad_words=facts.bad_words,
         grammar=facts.grammar,
         logprobs=body.num_logprobs,
+        prompt_logprobs=body.num_prompt_logprobs,
         seed=seed % SEEDS,
         stop_token_ids=tuple(stops),
         min_tokens=body.min_tokens,

@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from pagefleet_server.api.logprobs import MAX_TOP_LOGPROBS
 from pagefleet_server.api.protocol.sampling import Flag, SamplingBody, TokenId
@@ -46,16 +46,16 @@ class CompletionBody(SamplingBody):
     add_special_tokens: Flag = True
     """Text prompts get what the tokenizer adds, such as a BOS token."""
 
-    @model_validator(mode="after")
-    def _check_echo(self) -> "CompletionBody":
-        if self.echo and self.logprobs is not None:
-            raise ValueError("echo with logprobs is not supported: log-probabilities of prompts are not computed")
-        return self
-
     @property
     def num_logprobs(self) -> int | None:
         """As `logprobs` says."""
         return self.logprobs
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """An echo with logprobs tells those of the prompt, too."""
+        asked = [count for count in (self.prompt_logprobs, self.logprobs if self.echo else None) if count is not None]
+        return max(asked, default=None)
 
     @property
     def prompts(self) -> list[str | list[int]]:

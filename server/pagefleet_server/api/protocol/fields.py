@@ -27,7 +27,6 @@ REFUSED: Final[Mapping[str, tuple[object, ...]]] = {
     "media_io_kwargs": (None,),
     "mm_processor_kwargs": (None,),
     "prompt_embeds": (None,),
-    "prompt_logprobs": (None,),
     "repetition_detection": (None,),
     "return_tokens_as_token_ids": (None, False),
     "spaces_between_special_tokens": (None, True),

@@ -4,6 +4,8 @@ from typing import Annotated, Any
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from pagefleet_server.api.logprobs import MAX_TOP_LOGPROBS
+
 MAX_STOPS = 32
 MAX_STOP_CHARS = 256
 MAX_STOP_TOKEN_IDS = 256
@@ -86,6 +88,8 @@ class SamplingBody(BaseModel):
     guided_grammar: str | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] = Field(default_factory=list)
     """Texts that may not come about."""
+    prompt_logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
+    """Log-probabilities of the prompt's tokens and of so many of the likeliest; not in a stream, and with n = 1."""
     seed: Annotated[int, Field(ge=-INT64, lt=INT64)] | None = None
     """Choice i is drawn with seed + i."""
     max_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -111,7 +115,11 @@ class SamplingBody(BaseModel):
         return {name: value for name, value in body.items() if value is not None} if isinstance(body, dict) else body
 
     @model_validator(mode="after")
-    def _check_stream_options(self) -> "SamplingBody":
+    def _check_sampling(self) -> "SamplingBody":
+        if self.prompt_logprobs is not None and self.stream:
+            raise ValueError("prompt_logprobs are not told in a stream")
+        if self.num_prompt_logprobs is not None and self.n > 1:
+            raise ValueError("log-probabilities of the prompt need n = 1")
         if self.stream_options is not None and not self.stream:
             raise ValueError("stream_options are only allowed with stream: true")
         return self
@@ -134,6 +142,11 @@ class SamplingBody(BaseModel):
     def num_logprobs(self) -> int | None:
         """How many of the likeliest tokens are told beside the drawn one; None: no log-probabilities."""
         return None
+
+    @property
+    def num_prompt_logprobs(self) -> int | None:
+        """The same for the prompt's tokens."""
+        return self.prompt_logprobs
 
     @property
     def wants_usage(self) -> bool:
