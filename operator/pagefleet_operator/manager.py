@@ -133,10 +133,16 @@ class Manager:
             await self.resync(listings)
 
     async def _list(self) -> list[Listing]:
-        return [
+        store = self._context.store
+        seen = store.highest
+        listings = [
             await list_everything(self._context.api, namespace, MANAGED_BY_SELECTOR)
             for namespace in self._context.settings.namespaces or (None,)
         ]
+        if any(listing.is_before(seen) for listing in listings):
+            logger.warning("the API server was set back to an earlier state: everything is taken anew")
+            store.clear()
+        return listings
 
     async def resync(self, listings: list[Listing]) -> None:
         """Compare with fresh lists, give the watches a moment to bring what is on its way, then take the lists."""

@@ -54,6 +54,13 @@ class Listing:
     namespace: str | None
     kinds: Mapping[str, Listed]
 
+    def is_before(self, version: int) -> bool:
+        """Whether this shows a state older than `version`."""
+        return any(
+            listed.resource_version.isdigit() and int(listed.resource_version) < version
+            for listed in self.kinds.values()
+        )
+
     def behind(self, store: Store) -> int:
         """How many objects the store shows in an older state than this."""
         return sum(

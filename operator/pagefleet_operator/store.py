@@ -39,14 +39,24 @@ class Store:
         self._owned: dict[tuple[str, ObjectKey], dict[ObjectKey, Body]] = defaultdict(dict)
         self._deleted: OrderedDict[tuple[str, ObjectKey], str] = OrderedDict()
         """Versions of the last deletions, so that an older list does not bring them back."""
+        self.highest = 0
+        """Highest resourceVersion seen: a list that is asked for later cannot be older, unless the API went back."""
 
     def put(self, kind: str, body: Body) -> None:
         """A body of an object; ignored when a newer one of the same object is known (our own writes come first)."""
         if not _is_older(body, self._objects[kind].get(key_of(body))):
             self._put(kind, body)
 
+    def clear(self) -> None:
+        """Forget everything: the API server was set back to an earlier state."""
+        self._objects.clear()
+        self._owned.clear()
+        self._deleted.clear()
+        self.highest = 0
+
     def _put(self, kind: str, body: Body) -> None:
         key = key_of(body)
+        self._saw(body)
         if kind in OWNED_KINDS:
             self._disown(kind, key)
             owner = owner_of(body)
@@ -57,6 +67,7 @@ class Store:
     def drop(self, kind: str, body: Body) -> None:
         """The object is gone; a body of another uid under its name stays."""
         key = key_of(body)
+        self._saw(body)
         self._deleted[kind, key] = _resource_version(body)
         self._deleted.move_to_end((kind, key))
         while len(self._deleted) > MAX_TOMBSTONES:
@@ -103,6 +114,11 @@ class Store:
     def keys(self, kind: str) -> list[ObjectKey]:
         """All keys of a kind."""
         return list(self._objects[kind])
+
+    def _saw(self, body: Body) -> None:
+        version = _resource_version(body)
+        if version.isdigit():
+            self.highest = max(self.highest, int(version))
 
     def owned(self, kind: str, key: ObjectKey) -> list[Body]:
         """Objects of one of OWNED_KINDS that carry the label of this LLMDeployment."""

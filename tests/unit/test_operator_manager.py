@@ -119,7 +119,11 @@ async def test_events_before_everything_was_listed_start_nothing() -> None:
     )
     manager = Manager(context)
     body = llmd_body()
-    body["metadata"]["resourceVersion"] = "5"  # later than the list
+
+    async def one(resource: Any, *_: Any, **__: Any) -> Listed:
+        return Listed([body] if resource.plural == "llmdeployments" else [], "5")
+
+    api.list = one  # type: ignore[method-assign]
     manager.watched(LLMDEPLOYMENT, None, body)
     await asyncio.sleep(0.02)
     assert api.applied == []
@@ -221,3 +225,22 @@ async def test_a_change_that_waits_too_long_is_unhealthy() -> None:
     now = 200.0
     assert manager.reconcile_problem() == "a change has waited 200 s"
     await manager.stop()
+
+
+async def test_an_api_server_that_was_set_back_is_taken_at_its_word(running: tuple[Manager, FakeApi, Store]) -> None:
+    """A restored backup has lower versions: they must not be mistaken for old news for ever."""
+    manager, api, store = running
+    newer = llmd_body()
+    newer["metadata"]["resourceVersion"] = "5000"
+    manager.watched(LLMDEPLOYMENT, "ADDED", newer)
+    restored = llmd_body()
+    restored["metadata"]["resourceVersion"] = "40"
+
+    async def set_back(resource: Any, *_: Any, **__: Any) -> Listed:
+        return Listed([restored] if resource.plural == "llmdeployments" else [], "45")
+
+    api.list = set_back  # type: ignore[method-assign]
+    await manager.resync(await manager._list())
+    found = store.get(LLMDEPLOYMENT, KEY)
+    assert found is not None
+    assert found["metadata"]["resourceVersion"] == "40"

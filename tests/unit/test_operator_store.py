@@ -72,3 +72,12 @@ def test_pods_are_found_by_their_owner_and_follow_their_label() -> None:
     assert store.owned(POD, KEY) == []
     store.drop(POD, moved)
     assert [item["metadata"]["name"] for item in store.owned(POD, ObjectKey("default", "other"))] == ["b"]
+
+
+def test_the_highest_version_seen_counts_deletions_too() -> None:
+    store = Store()
+    store.put(LLMDEPLOYMENT, body(5))
+    store.drop(LLMDEPLOYMENT, body(9))
+    assert store.highest == 9
+    store.clear()
+    assert (store.highest, version(store)) == (0, None)
