@@ -60,3 +60,35 @@ def test_every_reason_of_the_objective_is_explained() -> None:
     page = (ROOT / "docs" / "autoscaling.md").read_text()
     for reason in OBJECTIVE_MESSAGES:
         assert f"`{reason}`" in page, reason
+
+
+def rules(path: str, kind: str) -> set[tuple[str, str, str]]:
+    (role,) = [
+        item
+        for item in yaml.safe_load_all((ROOT / "manifests" / path / "rbac.yaml").read_text())
+        if item["kind"] == kind
+    ]
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def test_cluster_wide_rights_are_the_namespaced_ones_but_for_leases() -> None:
+    namespaced = {rule for rule in rules("base", "Role") if rule[1] != "leases"}
+    assert rules("cluster-wide", "ClusterRole") == namespaced
+
+
+@pytest.mark.parametrize("overlay", ["base", "cluster-wide"])
+def test_overlays_build(overlay: str) -> None:
+    kubectl = Path(sys.executable).parent / "kubectl"
+    done = subprocess.run(
+        [str(kubectl), "kustomize", str(ROOT / "manifests" / overlay)], capture_output=True, text=True, timeout=60
+    )
+    assert done.returncode == 0, done.stderr
+    kinds = [item["kind"] for item in yaml.safe_load_all(done.stdout)]
+    assert "Deployment" in kinds
+    assert ("--all-namespaces" in done.stdout) is (overlay == "cluster-wide")
