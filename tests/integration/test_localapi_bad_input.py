@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from pagefleet_localcluster.api.server import ApiServer
 from support.localapi import (
     APPLY,
     CONFIG_MAPS,
@@ -211,6 +212,12 @@ async def test_logs_of_a_pod_that_nobody_runs_say_why(api: Api) -> None:
     assert "does not answer" in (await api.get(f"{PODS}/q/log")).message(500)
     assert "is not valid for pod q" in (await api.get(f"{PODS}/q/log", container="none")).message(400)
     assert "WebSocket" in (await api.get(f"{PODS}/q/exec", command="x")).message(400)
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.1", "::"])
+def test_the_server_listens_on_loopback_only(host: str) -> None:
+    with pytest.raises(ValueError, match="no loopback address"):
+        ApiServer(host, 0, TOKEN)
 
 
 async def test_no_token_and_a_wrong_one_are_told_apart_from_nothing() -> None:

@@ -57,6 +57,16 @@ def test_a_copy_does_not_touch_what_is_stored() -> None:
     assert stored.obj["data"] == {"a": "1"}
 
 
+def test_a_version_of_the_past_keeps_its_text_alone() -> None:
+    """Memory grew to five times the watch window's text while old versions kept their objects."""
+    store = Store()
+    old = store.put(MAPS, ("", "m"), _obj("m", a="1"))
+    new = store.put(MAPS, ("", "m"), _obj("m", a="2"))
+    assert old.obj is not old.obj
+    assert new.obj is new.obj
+    assert old.obj["data"] == {"a": "1"}
+
+
 @settings(max_examples=30, stateful_step_count=40)
 class StoreMachine(RuleBasedStateMachine):
     """At every version that the history reaches, the past can be told exactly."""

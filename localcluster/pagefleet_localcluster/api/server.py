@@ -2,6 +2,7 @@
 
 import asyncio
 import hmac
+import ipaddress
 import json
 import logging
 import time
@@ -38,7 +39,7 @@ class ApiServer:
     """A Kubernetes API on plain HTTP.
 
     `port` 0 takes a free one. `token`: the bearer token of the cluster administrator. `users`: further tokens and who
-    holds them; what they may do is up to their role bindings.
+    holds them; what they may do is up to their role bindings. `host` must be a loopback address (ValueError).
     `data_dir`: where objects survive a restart; None keeps them in memory. `clock`: seconds since the epoch."""
 
     def __init__(
@@ -50,6 +51,8 @@ class ApiServer:
         clock: Callable[[], float] = time.time,
         users: Mapping[str, User] | None = None,
     ) -> None:
+        if not ipaddress.ip_address(host).is_loopback:
+            raise ValueError(f"host {host} is no loopback address: tokens would cross the network in clear text")
         self._host, self._port, self._token = host, port, token
         self._users = {token: User("admin", (ADMINISTRATORS,)), **(users or {})}
         self.cluster = Cluster(clock)

@@ -20,18 +20,28 @@ Name = tuple[str, str]
 """(namespace or empty, name)."""
 
 
-@dataclass(frozen=True, eq=False)
 class Stored:
-    """One version of one object. Nobody changes `obj`; take `copy()`."""
+    """One version of one object, as the JSON text that lists and watches send."""
 
-    obj: Json
-    text: bytes
-    """The object as JSON: what lists and watches send."""
-    version: int
+    __slots__ = ("_obj", "text", "version")
+
+    def __init__(self, obj: Json, text: bytes, version: int) -> None:
+        self._obj: Json | None = obj
+        self.text = text
+        self.version = version
+
+    @property
+    def obj(self) -> Json:
+        """The object. Nobody changes it; take `copy()`."""
+        return self._obj if self._obj is not None else self.copy()
 
     def copy(self) -> Json:
         """A private copy to work on."""
         return json.loads(self.text)  # type: ignore[no-any-return]
+
+    def shrink(self) -> None:
+        """Keeps the text alone: a version of the past is seldom looked into, and objects take five times its room."""
+        self._obj = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -132,6 +142,10 @@ class Store:
             shelf.oldest = version
 
     def _record(self, collection: Collection, shelf: _Shelf, change: Change) -> None:
+        if change.old is not None:
+            change.old.shrink()
+        if change.new is None:
+            change.last.shrink()
         shelf.history.append(change)
         shelf.history_bytes += len(change.last.text)
         while len(shelf.history) > self._history_changes or shelf.history_bytes > self._history_bytes:
