@@ -9,4 +9,5 @@ From the door inwards: `server` (HTTP, tokens, discovery) -> `handlers`, `watch_
 Everything below `handlers` is synchronous: one request is one step of the event loop, so no object is ever seen half
 written and no lock is needed. Built-in types and CRDs share one form of schema (`builtin_types`).
 
-Imports nothing else of this package: controllers and nodes are clients over HTTP like any other."""
+Imports nothing else of this package but `kubeconfig` (the token that nodes ask for): controllers and nodes are clients
+over HTTP like any other."""
