@@ -2,14 +2,15 @@
 
 from dataclasses import dataclass
 
+import msgspec
 import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
 from pagefleet_server.core.scheduler import Scheduler
-from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput
-from support.kv_memory_runner import KvMemoryRunner, expected_tokens
+from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, TokenLogprobs
+from support.kv_memory_runner import KvMemoryRunner, expected_scores, expected_tokens
 from support.scheduling import make_limits, make_sampling
 
 BLOCK_SIZE = 4
@@ -21,7 +22,9 @@ class Expected:
     max_tokens: int
     stop: tuple[int, ...]
     seed: int
+    is_scored: bool
     got: list[int]
+    scores: list[TokenLogprobs]
 
     def want(self) -> list[int]:
         tokens = expected_tokens(self.prompt, self.max_tokens, self.seed)
@@ -73,6 +76,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant=st.sampled_from(["", "t1", "t2"]),
         cache_salt=st.sampled_from(["", "", "salt"]),
         priority=st.sampled_from([0, 0, 0, 1, -1]),
+        is_scored=st.sampled_from([False, False, True]),
     )
     def add(
         self,
@@ -85,6 +89,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         tenant: str,
         cache_salt: str,
         priority: int,
+        is_scored: bool,
     ) -> None:
         """Prompts of one family begin alike, so the prefix cache has something to do."""
         num_forks = min(num_forks, self.limits.max_num_seqs)
@@ -93,6 +98,8 @@ class SchedulerMachine(RuleBasedStateMachine):
         prompt = prompt[: max(1, room)]
         ids = [f"r{self.num_added + index}" for index in range(num_forks)]
         samplings = [make_sampling(max_tokens, stop=tuple(stop), seed=seed) for seed in range(num_forks)]
+        if is_scored:
+            samplings[0] = msgspec.structs.replace(samplings[0], prompt_logprobs=0)
         self.num_added += num_forks
         self.scheduler.add_group(
             ids,
@@ -104,7 +111,8 @@ class SchedulerMachine(RuleBasedStateMachine):
             priority=priority,
         )
         for seed, request_id in enumerate(ids):
-            self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), seed, [])
+            scored = is_scored and seed == 0
+            self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), seed, scored, [], [])
         self.scheduler.check_integrity()
 
     @rule()
@@ -148,9 +156,12 @@ class SchedulerMachine(RuleBasedStateMachine):
         result, seconds = self.runner.execute(output), 0.001 * output.num_tokens
         for new in self.scheduler.update(output, result, self.now, step_seconds=seconds):
             expected = self.live[new.request_id]
+            assert not (expected.got and new.prompt_logprobs), "scores after the first token"
             expected.got += new.token_ids
+            expected.scores += new.prompt_logprobs or []
             if new.finish_reason is not None:
                 assert expected.got == expected.want()
+                assert expected.scores == (expected_scores(expected.prompt) if expected.is_scored else [])
                 del self.live[new.request_id]
         self.scheduler.check_integrity()
 

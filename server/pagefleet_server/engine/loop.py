@@ -10,7 +10,7 @@ from pagefleet_server.engine.channel import Channel
 from pagefleet_server.engine.runner_protocol import Runner
 from pagefleet_server.wire import AbortRequests, AddRequests, Gauges, RequestOutput, ResetPrefixCache, StepDone, Stop
 
-MAX_MESSAGES_PER_STEP = 256
+MAX_MESSAGES_PER_STEP = 64
 """So many messages are read between two steps; the rest waits in the socket."""
 IDLE_REPORT_SECONDS = 1.0
 """An idle engine says so often that it lives."""
