@@ -7,8 +7,10 @@ from dataclasses import dataclass, field
 WINDOW_SECONDS = 60.0
 """Latencies older than this do not count."""
 
-MAX_SNAPSHOTS = 64
-"""Per pod; rounds every 2 s fill half of it."""
+SPACING_SECONDS = 5.0
+"""Snapshots are kept this far apart: the window is that much longer at most."""
+MAX_SNAPSHOTS = 16
+"""Per pod; the window fills twelve of them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,10 +107,10 @@ class LatencyWindow:
         observed = Latencies()
         for name, (time, latencies) in pods.items():
             kept = self._snapshots.setdefault(name, deque(maxlen=MAX_SNAPSHOTS))
-            if not kept or time > kept[-1][0]:
+            if not kept or time - kept[-1][0] >= SPACING_SECONDS:
                 kept.append((time, latencies))
             while len(kept) > 1 and kept[1][0] <= now - WINDOW_SECONDS:
                 kept.popleft()
-            observed = observed.plus(kept[-1][1].since(kept[0][1]))
+            observed = observed.plus(latencies.since(kept[0][1]))
         self._snapshots = {name: kept for name, kept in self._snapshots.items() if name in pods}
         return observed

@@ -1,6 +1,6 @@
 """(spec, observed) -> what to do. Pure: the whole reconcile but for reading and writing."""
 
-from collections.abc import Mapping
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
 from pagefleet_operator import builders, rollout
@@ -31,12 +31,21 @@ class Observed:
         """What a pod does: ready but silent is unreachable."""
         return PodState.UNREACHABLE if pod.state is PodState.READY and pod.name in self.silent else pod.state
 
-    def fleet(self, replicas: int, latencies: Latencies) -> Fleet:
-        """The autoscaler's view; `latencies` are those of the last window."""
+    def fleet(self, replicas: int, latencies: Latencies, watched_starts: Container[str] = ()) -> Fleet:
+        """The autoscaler's view.
+
+        `latencies` are those of the last window. Start-up times are given for the pods of `watched_starts` only: the
+        ready time of a pod that we did not see starting may be that of a later return.
+        """
         return Fleet(
             replicas=replicas,
             pods=tuple(
-                FleetPod(pod.name, self.pod_state(pod), self.samples.get(pod.name), pod.start_seconds)
+                FleetPod(
+                    pod.name,
+                    self.pod_state(pod),
+                    self.samples.get(pod.name),
+                    pod.start_seconds if pod.name in watched_starts else None,
+                )
                 for pod in self.pods
             ),
             latencies=latencies,

@@ -229,7 +229,7 @@ class ObjectLoop:
             applied_replicas=memory.ledger.replicas,
             victims_overdue=overdue,
         )
-        if not intended.waits_for_victims and not overdue:
+        if not intended.waits_for_victims:
             memory.victims_since = None
         elif memory.victims_since is None:
             memory.victims_since = now

@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pagefleet_operator.autoscale import Decision, decide
+from pagefleet_operator.fleet import PodState
 from pagefleet_operator.history import History
 from pagefleet_operator.latency import Latencies, LatencyWindow
 from pagefleet_operator.model import LLMDeployment
@@ -27,6 +28,8 @@ class Scaling:
     failure: str | None = None
     """Why the last write of spec.replicas failed."""
     _window: LatencyWindow = field(default_factory=LatencyWindow)
+    _starting: frozenset[str] | set[str] = frozenset()
+    """Pods that we saw starting."""
     _restored: bool = False
     _round: int = 0
     _written: int | None = None
@@ -39,6 +42,9 @@ class Scaling:
         self._round = scrape_round
         samples = observed.samples.items()
         self.latencies = self._window.observe({name: (item.time, item.latencies) for name, item in samples}, now)
+        names = {pod.name for pod in observed.pods}
+        starting = {pod.name for pod in observed.pods if pod.state is PodState.STARTING}
+        self._starting = (self._starting & names) | starting
         autoscaling = llmd.spec.autoscaling
         if autoscaling is None:
             self.decision = None
@@ -46,7 +52,7 @@ class Scaling:
         if not self._restored:
             self.history, self.decisions = restore_history(llmd.status, replicas=llmd.spec.replicas, now=now)
             self._restored = True
-        fleet = observed.fleet(llmd.spec.replicas, self.latencies)
+        fleet = observed.fleet(llmd.spec.replicas, self.latencies, self._starting)
         self.decision = decide(autoscaling, fleet, self.history, now)
         self.history = self.decision.history
         if autoscaling.mode == "DryRun" or self.decision.replicas == llmd.spec.replicas:

@@ -5,7 +5,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from pagefleet_operator.autoscale import decide
@@ -57,6 +57,7 @@ class TestHistogram:
         assert histogram(1, 1, 1, 1).plus(other) == histogram(1, 1, 1, 1)
         assert histogram(1, 1, 1, 1).since(other) == histogram(1, 1, 1, 1)
 
+    @settings(deadline=None)
     @given(st.lists(st.integers(0, 50), min_size=4, max_size=4), st.floats(0.01, 0.99))
     def test_a_quantile_is_within_its_share(self, counts: list[int], part: float) -> None:
         rising = [float(sum(counts[: index + 1])) for index in range(4)]
@@ -106,6 +107,7 @@ class TestForecast:
     def test_few_points_make_no_trend(self) -> None:
         assert project(self.points(0, 50, 100), 4.0, 60.0) == 100
 
+    @settings(deadline=None)
     @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(0, 3600))
     def test_it_is_bounded(self, demands: list[float], horizon: float) -> None:
         points = self.points(*demands)
@@ -180,6 +182,7 @@ class TestObjective:
         assert frozen.inputs.objective.reason == "Settling"
         assert decide(self.spec, settled, frozen.history, 61.0).replicas == 4
 
+    @settings(deadline=None)
     @given(st.lists(st.integers(0, 200), min_size=4, max_size=4), st.integers(1, 8))
     def test_it_never_more_than_doubles(self, counts: list[int], replicas: int) -> None:
         rising = [float(sum(counts[: index + 1])) for index in range(4)]

@@ -1,0 +1,61 @@
+"""The autoscaler between two decisions."""
+
+from typing import Any
+
+from pagefleet_operator.plan import Observed
+from pagefleet_operator.pods import parse_pod
+from pagefleet_operator.scaling import Scaling
+from support.operator_objects import llmd, pod_body, sample
+
+CREATED, READY = "2026-01-01T00:00:00Z", "2026-01-01T00:00:42Z"
+
+
+def pod(name: str, *, ready: bool, since: str = READY) -> dict[str, Any]:
+    body = pod_body(name, ready=ready, created=CREATED)
+    body["status"]["conditions"][0]["lastTransitionTime"] = since
+    return body
+
+
+def observed(*pods: dict[str, Any]) -> Observed:
+    parsed = tuple(parse_pod(body) for body in pods)
+    return Observed(pods=parsed, samples={item.name: sample(used=10) for item in parsed if item.ready})
+
+
+AUTOSCALED = llmd(spec={"autoscaling": {"maxReplicas": 5}})
+
+
+def test_it_decides_once_per_scrape_round() -> None:
+    scaling = Scaling()
+    full = Observed(pods=(parse_pod(pod("a", ready=True)),), samples={"a": sample(used=100, waiting_blocks=100)})
+    first = scaling.decide(AUTOSCALED, full, scrape_round=1, now=0.0)
+    assert first is not None
+    assert first.replicas == 3
+    assert scaling.decide(AUTOSCALED, full, scrape_round=1, now=0.5) is None
+
+
+def test_start_up_is_measured_of_pods_seen_starting() -> None:
+    scaling = Scaling()
+    scaling.decide(AUTOSCALED, observed(pod("a", ready=False)), scrape_round=1, now=0.0)
+    scaling.decide(AUTOSCALED, observed(pod("a", ready=True)), scrape_round=2, now=2.0)
+    assert scaling.history.starts == (("a", 42.0),)
+
+
+def test_a_pod_that_came_back_days_later_teaches_no_start_up_time() -> None:
+    """Its Ready condition turned long after its creation: as a start-up time that would be days."""
+    scaling = Scaling()
+    scaling.decide(AUTOSCALED, observed(pod("a", ready=True, since="2026-01-09T00:00:00Z")), scrape_round=1, now=0.0)
+    assert scaling.history.starts == ()
+
+
+def test_a_manual_change_is_reported_when_it_is_overwritten() -> None:
+    scaling = Scaling()
+    full = Observed(pods=(parse_pod(pod("a", ready=True)),), samples={"a": sample(used=100, waiting_blocks=100)})
+    decision = scaling.decide(AUTOSCALED, full, scrape_round=1, now=0.0)
+    assert decision is not None
+    scaling.scaled(AUTOSCALED, decision, 0.0)
+    by_hand = llmd(spec={"autoscaling": {"maxReplicas": 5}, "replicas": 2})
+    again = scaling.decide(by_hand, full, scrape_round=2, now=2.0)
+    assert again is not None
+    scaling.scaled(by_hand, again, 2.0)
+    assert scaling.overwritten == "spec.replicas was set to 2 by hand; the autoscaler set it to 3"
+    assert [(item["from"], item["to"]) for item in scaling.decisions] == [(1, 3), (2, 3)]
