@@ -77,8 +77,17 @@ def test_conflicts_with_several_fields_are_listed() -> None:
     with pytest.raises(ApiError) as caught:
         _apply(live, "b", replicas=3, **_containers({"name": "x", "image": "i:2"}))
     assert caught.value.message == (
-        'Apply failed with 2 conflicts: conflict with "a":\n'
+        'Apply failed with 2 conflicts: conflicts with "a":\n'
         '- .spec.replicas\n- .spec.template.spec.containers[name="x"].image'
+    )
+
+
+def test_conflicts_with_several_managers_are_grouped() -> None:
+    live = _apply(_apply(None, "a", replicas=2), "b", paused=True)
+    with pytest.raises(ApiError) as caught:
+        _apply(live, "c", replicas=3, paused=False)
+    assert caught.value.message == (
+        'Apply failed with 2 conflicts: conflicts with "a":\n- .spec.replicas\nconflicts with "b":\n- .spec.paused'
     )
 
 

@@ -169,16 +169,13 @@ def _check_conflicts(entries: Mapping[Key, _Entry], key: Key, written: FieldSet,
 
 
 def _conflict_text(causes: list[dict[str, str]]) -> str:
-    count = f"{len(causes)} conflict" + ("s" if len(causes) > 1 else "")
     if len(causes) == 1:
-        return f"Apply failed with {count}: {causes[0]['message']}: {causes[0]['field']}"
+        return f"Apply failed with 1 conflict: {causes[0]['message']}: {causes[0]['field']}"
     groups: dict[str, list[str]] = {}
     for cause in causes:
-        groups.setdefault(cause["message"], []).append(cause["field"])
-    text = [f"{who}:\n" + "\n".join(f"- {field}" for field in fields) for who, fields in groups.items()]
-    if len(text) == 1:
-        return f"Apply failed with {count}: {text[0]}"
-    return f"Apply failed with {count}: conflicts with " + "\n".join(text).replace("conflict with ", "")
+        groups.setdefault(cause["message"].replace("conflict", "conflicts", 1), []).append(cause["field"])
+    lines = [line for who, fields in groups.items() for line in (f"{who}:", *(f"- {field}" for field in fields))]
+    return f"Apply failed with {len(causes)} conflicts: " + "\n".join(lines)
 
 
 def merge(live: Any, config: Any, schema: Schema | None) -> Any:
