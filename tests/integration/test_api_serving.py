@@ -308,12 +308,35 @@ async def test_tools_are_told_to_the_model_as_the_template_wants(talk: Talk) -> 
         _, answer = await talk.post("/v1/chat/completions", **body, **fields)
         _, told = await talk.post("/detokenize", tokens=answer["prompt_token_ids"])
         assert "add" not in told["prompt"]
-    for choice in ("required", {"type": "function", "function": {"name": "add"}}):
-        status, answer = await talk.post("/v1/chat/completions", **offered, tool_choice=choice)
-        assert status == 400 and "tool_choice" in answer["error"]["message"]
     wrong = {"type": "function", "function": {"name": "a b"}}
     status, answer = await talk.post("/v1/chat/completions", **{**body, "tools": [wrong]})
     assert (status, answer["error"]["param"]) == (400, "tools[0].function.name")
+
+
+async def test_a_tool_call_can_be_forced(talk: Talk) -> None:
+    tools: list[dict[str, Any]] = [{"type": "function", "function": {"name": "f"}}]
+    tools.append({"type": "function", "function": {"name": "g", "parameters": {"enum": [{"a": 1}, {"a": 2}]}}})
+    body: dict[str, Any] = {"messages": [{"role": "user", "content": "Hi"}], "tools": tools[1:]}
+    named = {**body, "tools": tools, "tool_choice": {"type": "function", "function": {"name": "g"}}}
+    for asked in ({**body, "tool_choice": "required"}, named):
+        for seed in range(3):
+            status, answer = await talk.post("/v1/chat/completions", **asked, seed=seed)
+            assert status == 200, answer
+            (made,) = answer["choices"]
+            (call,) = made["message"]["tool_calls"]
+            assert call["function"]["name"] == "g"
+            assert json.loads(call["function"]["arguments"]) in ({"a": 1}, {"a": 2})
+            assert (made["finish_reason"], made["message"]["content"]) == ("tool_calls", None)
+    events = await talk.stream("/v1/chat/completions", **named, seed=1)
+    calls = [call for event in events[:-1] for call in event["choices"][0]["delta"].get("tool_calls", [])]
+    assert calls[0]["function"]["name"] == "g"
+    assert json.loads("".join(call["function"]["arguments"] for call in calls)) in ({"a": 1}, {"a": 2})
+    shaped = {"response_format": {"type": "json_object"}, "tool_choice": "required"}
+    status, answer = await talk.post("/v1/chat/completions", **body, **shaped)
+    assert status == 400 and "exclude" in answer["error"]["message"]
+    for wrong in ("always", {"type": "function", "function": {"name": "mul"}}, 3):
+        status, answer = await talk.post("/v1/chat/completions", **body, tool_choice=wrong)
+        assert status == 400 and "tool_choice" in answer["error"]["message"]
 
 
 async def test_the_last_message_can_be_continued(talk: Talk) -> None:

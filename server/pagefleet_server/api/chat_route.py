@@ -9,8 +9,10 @@ from pagefleet_server.api.bodies import read_body
 from pagefleet_server.api.chat_reply import ChatReply
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.generation import Generation
+from pagefleet_server.api.grammar import Shape
 from pagefleet_server.api.parsers.answer import AnswerParser
 from pagefleet_server.api.parsers.choose import make_tool_parser
+from pagefleet_server.api.parsers.forced import FORCING, forced_call
 from pagefleet_server.api.parsers.reasoning import OPEN, ReasoningSplitter
 from pagefleet_server.api.planning import learn_facts, plan_choices, read_terms
 from pagefleet_server.api.protocol.chat import ChatBody
@@ -34,7 +36,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
                 text, add_special_tokens=body.add_special_tokens, max_model_len=loaded.ready.max_model_len
             )
             wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-            facts = await learn_facts(loaded, body)
+            facts = await learn_facts(loaded, body, call=_shape_call(kind, body))
             plans = plan_choices(loaded, body, [(prompt, None)], facts, wanted=wanted, default=None)
             terms = read_terms(request, service, body, arrival)
             generation = stack.enter_context(Generation(service, loaded.text, plans, terms))
@@ -71,6 +73,15 @@ async def render(loaded: Loaded, body: ChatBody) -> str:
         documents=body.documents,
         variables=body.template_variables,
     )
+
+
+def _shape_call(kind: str, body: ChatBody) -> Shape | None:
+    """Raises BadRequestError when the model's way of writing calls cannot be forced."""
+    if not body.forced:
+        return None
+    if kind not in FORCING:
+        raise BadRequestError("this model's way of writing tool calls cannot be forced", param="tool_choice")
+    return forced_call(kind, [(function.name, function.parameters) for function in body.forced])
 
 
 def _choose_tool_parser(loaded: Loaded, body: ChatBody) -> str:

@@ -16,10 +16,14 @@ JSON_STYLE: Any = {"whitespace_flexible": False, "item_separator": ", ", "key_se
 STRUCTURES = ("json", "json_object", "regex", "choice", "grammar")
 
 
+Shape = tuple[str, str]
+"""Kind in STRUCTURES, and its source as text."""
+
+
 def read_grammar(
     response_format: Mapping[str, Any] | None, structured_outputs: Mapping[str, Any] | None
-) -> tuple[str, str] | None:
-    """(kind in STRUCTURES, its source as text), None for free text. Raises BadRequestError; cheap."""
+) -> Shape | None:
+    """What is asked for, None for free text. Raises BadRequestError; cheap."""
     given = [
         *_read_response_format(response_format or {"type": "text"}),
         *_read_structured_outputs(structured_outputs or {}),
@@ -63,7 +67,7 @@ def _to_lark(source: str) -> str:
         raise ValueError(str(error) or type(error).__name__) from error
 
 
-def _read_response_format(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _read_response_format(given: Mapping[str, Any]) -> list[Shape]:
     match given:
         case {"type": "text"}:
             return []
@@ -78,7 +82,7 @@ def _read_response_format(given: Mapping[str, Any]) -> list[tuple[str, str]]:
     )
 
 
-def _read_structured_outputs(given: Mapping[str, Any]) -> list[tuple[str, str]]:
+def _read_structured_outputs(given: Mapping[str, Any]) -> list[Shape]:
     asked = [(name, value) for name, value in given.items() if value is not None]
     return [(name, _read_structure(name, value)) for name, value in asked if value is not False]
 

@@ -8,7 +8,7 @@ from aiohttp import web
 
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.generation import ChoicePlan, Terms
-from pagefleet_server.api.grammar import read_grammar
+from pagefleet_server.api.grammar import Shape, read_grammar
 from pagefleet_server.api.lengths import resolve_max_tokens
 from pagefleet_server.api.protocol.sampling import SamplingBody
 from pagefleet_server.api.sampling import SEEDS, ModelFacts, make_sampling, make_text_rules
@@ -31,9 +31,12 @@ def read_terms(request: web.Request, service: Service, body: SamplingBody, arriv
     )
 
 
-async def learn_facts(loaded: Loaded, body: SamplingBody) -> ModelFacts:
-    """Raises BadRequestError for a shape that cannot be had."""
+async def learn_facts(loaded: Loaded, body: SamplingBody, *, call: Shape | None = None) -> ModelFacts:
+    """`call`: the shape of a tool call that must be made. Raises BadRequestError for a shape that cannot be had."""
     shape = read_grammar(body.response_format, body.structures)
+    if shape is not None and call is not None:
+        raise BadRequestError("a forced tool call and another shape of the output exclude each other")
+    shape = shape or call
     return ModelFacts(
         eos_token_ids=tuple(loaded.ready.eos_token_ids),
         vocab_size=loaded.ready.vocab_size,

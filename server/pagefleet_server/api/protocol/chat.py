@@ -8,7 +8,7 @@ from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.logprobs import MAX_TOP_LOGPROBS
 from pagefleet_server.api.protocol.sampling import Flag, SamplingBody
-from pagefleet_server.api.protocol.tools import MAX_TOOLS, Tool
+from pagefleet_server.api.protocol.tools import MAX_TOOLS, Function, Tool
 
 MAX_MESSAGES = 4096
 
@@ -101,7 +101,7 @@ class ChatBody(SamplingBody):
     """Templates write special tokens themselves."""
     tools: Annotated[list[Tool], Field(max_length=MAX_TOOLS)] = Field(default_factory=list)
     tool_choice: JsonValue = "auto"
-    """"auto" or "none"; forcing a call is not supported."""
+    """auto, none, required, or one function."""
     parallel_tool_calls: Flag = True
     """False: only the first call is given."""
     include_reasoning: Flag = True
@@ -121,14 +121,34 @@ class ChatBody(SamplingBody):
 
     @model_validator(mode="after")
     def _check_tool_choice(self) -> "ChatBody":
-        if self.tool_choice not in ("auto", "none"):
-            raise ValueError('tool_choice must be "auto" or "none": forcing a call is not supported')
-        return self
+        names = [tool.function.name for tool in self.tools]
+        match self.tool_choice:
+            case "auto" | "none":
+                return self
+            case "required" if names:
+                return self
+            case {"type": "function", "function": {"name": name}} if name in names:
+                return self
+        raise ValueError(
+            'tool_choice must be "auto", "none", "required" or {"type": "function", "function": {"name": ...}}, '
+            "the last two with tools that it can choose from"
+        )
 
     @property
     def offers_tools(self) -> bool:
         """Whether the model may call something."""
-        return bool(self.tools) and self.tool_choice == "auto"
+        return bool(self.tools) and self.tool_choice != "none"
+
+    @property
+    def forced(self) -> list[Function]:
+        """Functions of which the model must call one; empty when it may choose."""
+        functions = [tool.function for tool in self.tools]
+        match self.tool_choice:
+            case "required":
+                return functions
+            case {"function": {"name": name}}:
+                return [function for function in functions if function.name == name]
+        return []
 
     @property
     def num_logprobs(self) -> int | None:
