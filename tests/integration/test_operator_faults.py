@@ -5,7 +5,6 @@ import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
-from typing import Any
 
 import aiohttp
 import psutil
@@ -238,19 +237,14 @@ async def operator_metrics(cluster: OperatorCluster) -> str:
         return await response.text()
 
 
-def quantile(text: str, part: float) -> float:
-    """Upper bound of the bucket that holds this part of pagefleet_operator_reconcile_seconds."""
-    rows = re.findall(r'pagefleet_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)', text)
-    buckets = [(float(bound), float(count)) for bound, count in rows]
-    return next(bound for bound, count in buckets if count >= part * buckets[-1][1])
-
-
 @pytest.mark.long
 async def test_two_hundred_objects_at_once(cluster: OperatorCluster) -> None:
     await cluster.operator.stop()
     cluster.operator.arguments = cluster.operator.arguments[2:]  # the usual lease
     await cluster.operator.start()
     names = [f"many-{index}" for index in range(200)]
+    operator = psutil.Process(cluster.operator.process.pid)  # type: ignore[union-attr]
+    before = sum(operator.cpu_times()[:2])
     await asyncio.gather(*(cluster.create({"replicas": 0}, name=name) for name in names))
 
     async def all_stopped() -> bool:
@@ -259,13 +253,10 @@ async def test_two_hundred_objects_at_once(cluster: OperatorCluster) -> None:
         return phases.count("Stopped") == 200
 
     await cluster.until(all_stopped, "200 objects in their final phase", seconds=90)
-    process: Any = cluster.operator.process
-    assert psutil.Process(process.pid).memory_info().rss < 250e6
-    settled = await operator_metrics(cluster)
-    # API server, controllers and proxy share this machine with the operator: what is left is mostly their time.
-    assert quantile(settled, 0.5) <= 0.05
-    assert quantile(settled, 0.95) <= 1.0
-    assert "pagefleet_operator_objects 200.0" in settled
+    assert operator.memory_info().rss < 250e6
+    # CPU, because API server, controllers and proxy share this machine: elapsed time is mostly theirs.
+    assert (sum(operator.cpu_times()[:2]) - before) / len(names) < 0.1
+    assert "pagefleet_operator_objects 200.0" in await operator_metrics(cluster)
     await asyncio.gather(*(cluster.client.delete(LLMDS, name, "default") for name in names))
     left = await cluster.client.list(PODS, "default", labelSelector="pagefleet.dev/llmdeployment=many-0")
     assert left["items"] == []
