@@ -56,8 +56,8 @@ int32_t pagefleet_copy_blocks(void* kv, const int64_t* pairs, int64_t num_pairs,
         *where = static_cast<int32_t>(pair);
         if (source < 0 || source >= num_blocks || destination < 0 || destination >= num_blocks) return kBadBlock;
         char* base = static_cast<char*>(kv);
-        if (source != destination)
-            std::memcpy(base + destination * block_bytes, base + source * block_bytes, static_cast<size_t>(block_bytes));
+        if (source == destination) continue;
+        std::memcpy(base + destination * block_bytes, base + source * block_bytes, static_cast<size_t>(block_bytes));
     }
     return kOk;
 }

@@ -120,7 +120,8 @@ class Attention {
         }
         scratch_.resize(scratch);
         if (num_threads_ > 1)
-            std::stable_sort(units_.begin(), units_.end(), [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
+            std::stable_sort(units_.begin(), units_.end(),
+                             [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
     }
 
     int64_t cost(const RowBlock& block) const {

@@ -1,9 +1,10 @@
 // Linears: x [rows, K] times a packed weight [N, K], plus a bias -> [rows, N].
 //
 // The weight lies in panels of as many outputs as the microkernel takes at once (64, with AVX2 16), words as in
-// layout.h: [panels][k_words][outputs], the last panel padded with zeros: it is read in one stream. An output is summed over K in order, in chunks of fixed size whose sums are added in order (which halves the
-// error of one long sum), then the bias, then one rounding (none with wide_out): a row's result depends neither on the
-// rows beside it nor on threads.
+// layout.h: [panels][k_words][outputs], the last panel padded with zeros: it is read in one stream. An output is summed
+// over K in order, in chunks of fixed size whose sums are added in order (one accumulator over a long K would drift),
+// then the bias, then one rounding (none with wide_out): a row's result depends neither on the rows beside it nor on
+// threads.
 #pragma once
 
 #include <algorithm>

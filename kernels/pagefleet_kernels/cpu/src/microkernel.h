@@ -32,7 +32,8 @@ inline __attribute__((always_inline)) void accumulate(Vec (&acc)[R][C], const ch
         if constexpr (Ahead) {
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c)
-                _mm_prefetch(reinterpret_cast<const char*>(ahead[c] + static_cast<size_t>(step) * b_stride), _MM_HINT_T1);
+                _mm_prefetch(reinterpret_cast<const char*>(ahead[c] + static_cast<size_t>(step) * b_stride),
+                             _MM_HINT_T1);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {

@@ -15,9 +15,9 @@
 
 namespace pagefleet {
 
-constexpr int kSplit = 512;                    // tokens
-constexpr int kBlockRows = 96;                 // rows of a block at most; a multiple of every kMaxRows
-constexpr int kStreamingRows = 16;             // up to so many rows a block waits for memory, not for arithmetic
+constexpr int kSplit = 512;         // tokens
+constexpr int kBlockRows = 96;      // rows of a block at most; a multiple of every kMaxRows
+constexpr int kStreamingRows = 16;  // up to so many rows a block waits for memory, not for arithmetic
 constexpr float kMinusInfinity = -std::numeric_limits<float>::infinity();
 
 inline float exp2_scalar(float x) {
@@ -40,7 +40,7 @@ struct ScoreRule {
     Vec apply(Vec dot) const { return capped ? tanh(dot * set1(cap_scale)) : dot; }
 };
 
-// Softmax so far of a number of rows: maximum (log2 units), sum per lane, weighted values. Floats laid out in one array.
+// Softmax so far of a number of rows: maximum (log2 units), sum per lane, weighted values; floats in one array.
 struct States {
     float* max;     // [rows]
     float* sums;    // [rows][16]
