@@ -4,11 +4,14 @@ import sys
 
 from pagefleet_server.engine.process import main
 from pagefleet_server.engine.runner_protocol import Progress, Runner
+from pagefleet_server.models.checkpoint import open_checkpoint
 from pagefleet_server.settings import EngineSettings
 
 
 def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
-    """The real one. Imported here: torch takes seconds, and the API should hear of it meanwhile."""
+    """The real one. Imported here: torch takes seconds, and the API should hear of it meanwhile; a model that is not
+    there is told before that."""
+    open_checkpoint(settings.model.model, need_weights=settings.model.load_format != "dummy")
     progress("load_weights", "importing torch")
     from pagefleet_server.runner.runner import build_runner as build
 
