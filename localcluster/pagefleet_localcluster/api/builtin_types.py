@@ -17,7 +17,7 @@ _SCALARS: dict[str, Schema] = {
     "time": {"type": "string", "format": "date-time", "nullable": True},
     "microtime": {"type": "string", "format": "date-time", "nullable": True},
     "intstr": {"x-kubernetes-int-or-string": True},
-    "quantity": {"x-kubernetes-int-or-string": True},
+    "quantity": {"x-kubernetes-int-or-string": True, "format": "quantity"},
     "object": {"type": "object", "x-kubernetes-preserve-unknown-fields": True},
 }
 

@@ -10,8 +10,8 @@ from pagefleet_localcluster.api.validation import show
 
 Json = dict[str, Any]
 
-_LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
-_SUBDOMAIN = rf"{_LABEL}(\.{_LABEL})*"
+LABEL = r"[a-z0-9]([-a-z0-9]*[a-z0-9])?"
+_SUBDOMAIN = rf"{LABEL}(\.{LABEL})*"
 _SUBDOMAIN_TEXT = (
     "a lowercase RFC 1123 subdomain must consist of lower case alphanumeric characters, '-' or '.', and must start "
     f"and end with an alphanumeric character (e.g. 'example.com', regex used for validation is '{_SUBDOMAIN}')"
@@ -22,9 +22,9 @@ _DNS_1035_TEXT = (
     "and end with an alphanumeric character (e.g. 'my-name',  or 'abc-123', regex used for validation is "
     f"'{_DNS_1035}')"
 )
-_LABEL_TEXT = (
+LABEL_TEXT = (
     "a lowercase RFC 1123 label must consist of lower case alphanumeric characters or '-', and must start and end with "
-    f"an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '{_LABEL}')"
+    f"an alphanumeric character (e.g. 'my-name',  or '123-abc', regex used for validation is '{LABEL}')"
 )
 _LABEL_VALUE = r"(([A-Za-z0-9][-A-Za-z0-9_.]*)?[A-Za-z0-9])?"
 _LABEL_VALUE_TEXT = (
@@ -116,7 +116,7 @@ def _check_name(resource: Resource, name: str) -> list[Cause]:
     elif resource.collection == ("", "services"):
         pattern, text, most = _DNS_1035, _DNS_1035_TEXT, 63
     elif resource.collection == ("", "namespaces"):
-        pattern, text, most = _LABEL, _LABEL_TEXT, 63
+        pattern, text, most = LABEL, LABEL_TEXT, 63
     else:
         pattern, text, most = _SUBDOMAIN, _SUBDOMAIN_TEXT, 253
     causes = []

@@ -8,6 +8,11 @@ _BINARY = {unit: Decimal(1024) ** power for power, unit in enumerate(("", "Ki", 
 _DECIMAL = {"n": -9, "u": -6, "m": -3, "": 0, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
+def is_quantity(value: object) -> bool:
+    """Whether `parse_quantity` takes it."""
+    return _QUANTITY.match(str(value)) is not None
+
+
 def parse_quantity(value: object) -> Decimal:
     """The amount in base units (cores, bytes, pieces). Raises ValueError for what is no quantity."""
     match = _QUANTITY.match(str(value))

@@ -182,7 +182,9 @@ _STRATEGIES: dict[tuple[str, str], Strategy] = {
         has_generation=True,
         structs=_WORKLOAD_STRUCTS,
     ),
-    ("policy", "poddisruptionbudgets"): Strategy(prepare=_disruption_budget, has_generation=True),
+    ("policy", "poddisruptionbudgets"): Strategy(
+        prepare=_disruption_budget, check=workloads.check_budget, has_generation=True
+    ),
     ("discovery.k8s.io", "endpointslices"): Strategy(has_generation=True),
     ("apiextensions.k8s.io", "customresourcedefinitions"): Strategy(
         prepare=prepare_crd, check=check_crd, has_generation=True, structs=("spec", "spec.names", "status")

@@ -7,9 +7,13 @@ import re
 from typing import Any
 
 from pagefleet_localcluster.api.errors import Cause
+from pagefleet_localcluster.api.quantities import is_quantity
 
 Schema = dict[str, Any]
 MAX_PATTERN_CACHE = 1024
+# Other keyed lists of built-in types may repeat a key: a second env entry of a name hides the first.
+_UNIQUE_BUILTINS = frozenset({"Container", "EphemeralContainer", "Volume", "VolumeMount", "ServicePort"})
+_QUANTITY_TEXT = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
 
 
 def validate(value: Any, schema: Schema, path: str = "") -> list[Cause]:
@@ -24,6 +28,10 @@ def _validate(value: Any, schema: Schema, path: str, causes: list[Cause]) -> Non
         return
     if not _type_fits(value, schema):
         causes.append(_type_fault(value, schema, path))
+        return
+    if schema.get("format") == "quantity" and not is_quantity(value):
+        text = f"Invalid value: {show(value)}: {_QUANTITY_TEXT}"
+        causes.append(Cause(field=path, message=text, reason="FieldValueTypeInvalid"))
         return
     if "enum" in schema and value not in schema["enum"]:
         values = ", ".join(json.dumps(v) for v in schema["enum"])
@@ -133,6 +141,9 @@ def _validate_unique(value: list[Any], schema: Schema, path: str, causes: list[C
     kind = schema.get("x-kubernetes-list-type")
     if kind not in ("map", "set"):
         return
+    builtin = (schema.get("items") or {}).get("x-type-name")
+    if builtin and builtin not in _UNIQUE_BUILTINS:
+        return
     seen: set[str] = set()
     for index, item in enumerate(value):
         shown: Any = item
@@ -141,7 +152,7 @@ def _validate_unique(value: list[Any], schema: Schema, path: str, causes: list[C
                 continue
             shown = {key: item[key] for key in schema.get("x-kubernetes-list-map-keys") or () if key in item}
         where = f"{path}[{index}]"
-        if kind == "map" and len(shown) == 1 and "x-type-name" in (schema.get("items") or {}):
+        if kind == "map" and len(shown) == 1 and builtin:
             [(key, shown)] = shown.items()  # built-in types name the key itself
             where += f".{key}"
         text = show(shown)

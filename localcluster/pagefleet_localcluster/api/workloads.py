@@ -1,11 +1,13 @@
 """Pods and the workloads that hold pod templates: computed defaults and checks."""
 
 import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
 from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.errors import Cause
+from pagefleet_localcluster.api.metadata import LABEL, LABEL_TEXT
 from pagefleet_localcluster.api.selectors import selector_of
 from pagefleet_localcluster.api.validation import show
 
@@ -109,6 +111,9 @@ def check_workload(obj: Json, old: Json | None) -> list[Cause]:
         text = f'Unsupported value: {json.dumps(pod.get("restartPolicy"))}: supported values: "Always"'
         path = "spec.template.spec.restartPolicy"
         causes.append(Cause(field=path, message=text, reason="FieldValueNotSupported"))
+    rolling = (spec.get("strategy") or {}).get("rollingUpdate")
+    if rolling:
+        causes += _check_rolling_update(rolling)
     if old is not None and old["spec"]["selector"] != selector:
         text = f"Invalid value: {show(selector)}: field is immutable"
         causes.append(Cause(field="spec.selector", message=text))
@@ -117,6 +122,40 @@ def check_workload(obj: Json, old: Json | None) -> list[Cause]:
             text = f"Invalid value: {spec[name]}: must be greater than or equal to 0"
             causes.append(Cause(field=f"spec.{name}", message=text))
     return causes
+
+
+def check_count_or_percent(value: Any, field: str) -> list[Cause]:
+    """Faults of an int-or-percent such as maxSurge."""
+    if isinstance(value, str) and not re.fullmatch(r"[0-9]+%", value):
+        text = (
+            f"Invalid value: {show(value)}: a valid percent string must be a numeric string followed by an ending '%' "
+            "(e.g. '1%',  or '93%', regex used for validation is '[0-9]+%')"
+        )
+        return [Cause(field=field, message=text)]
+    if isinstance(value, int) and value < 0:
+        return [Cause(field=field, message=f"Invalid value: {value}: must be greater than or equal to 0")]
+    return []
+
+
+def _check_rolling_update(rolling: Json) -> list[Cause]:
+    path = "spec.strategy.rollingUpdate"
+    surge, unavailable = rolling.get("maxSurge", 0), rolling.get("maxUnavailable", 0)
+    causes = check_count_or_percent(unavailable, f"{path}.maxUnavailable")
+    causes += check_count_or_percent(surge, f"{path}.maxSurge")
+    if not causes and {str(surge).rstrip("%"), str(unavailable).rstrip("%")} == {"0"}:
+        text = "Invalid value: 0: may not be 0 when `maxSurge` is 0"
+        causes.append(Cause(field=f"{path}.maxUnavailable", message=text))
+    return causes
+
+
+def check_budget(obj: Json, _old: Json | None) -> list[Cause]:
+    """A PodDisruptionBudget counts one way only, in pods or in percent."""
+    spec = obj["spec"]
+    if "minAvailable" in spec and "maxUnavailable" in spec:
+        text = f"Invalid value: {show(spec)}: minAvailable and maxUnavailable cannot be both set"
+        return [Cause(field="spec", message=text)]
+    names = [name for name in ("minAvailable", "maxUnavailable") if name in spec]
+    return [cause for name in names for cause in check_count_or_percent(spec[name], f"spec.{name}")]
 
 
 def check_pod(obj: Json, old: Json | None) -> list[Cause]:
@@ -148,6 +187,13 @@ def _check_pod_spec(spec: Json, path: str) -> list[Cause]:
     volumes = {volume.get("name") for volume in spec.get("volumes") or ()}
     for where, container in containers_of(spec):
         at = f"{path}.{where}"
+        if not re.fullmatch(LABEL, str(container["name"])) or len(container["name"]) > 63:
+            text = f"Invalid value: {show(container['name'])}: {LABEL_TEXT}"
+            causes.append(Cause(field=f"{at}.name", message=text))
+        for index, port in enumerate(container.get("ports") or ()):
+            if not 0 < port["containerPort"] < 65536:
+                text = f"Invalid value: {port['containerPort']}: must be between 1 and 65535, inclusive"
+                causes.append(Cause(field=f"{at}.ports[{index}].containerPort", message=text))
         if not container.get("image"):
             causes.append(Cause(field=f"{at}.image", message="Required value", reason="FieldValueRequired"))
         for index, mount in enumerate(container.get("volumeMounts") or ()):

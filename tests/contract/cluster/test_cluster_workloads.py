@@ -59,6 +59,72 @@ async def test_scale_reads_and_writes_the_count(api: Api, namespace: str) -> Non
     assert (await api.get(f"{path}/scale", accept=TABLE)).status in (200, 406)
 
 
+@pytest.mark.parametrize(
+    ("change", "field", "text"),
+    [
+        (
+            {"strategy": {"rollingUpdate": {"maxSurge": "some"}}},
+            "spec.strategy.rollingUpdate.maxSurge",
+            "valid percent",
+        ),
+        ({"strategy": {"rollingUpdate": {"maxSurge": -1}}}, "spec.strategy.rollingUpdate.maxSurge", "greater than or"),
+        (
+            {"strategy": {"rollingUpdate": {"maxSurge": "0%", "maxUnavailable": 0}}},
+            "spec.strategy.rollingUpdate.maxUnavailable",
+            "may not be 0 when `maxSurge` is 0",
+        ),
+        ({"replicas": -1}, "spec.replicas", "must be greater than or equal to 0"),
+    ],
+)
+async def test_a_deployment_that_cannot_roll_is_refused(
+    api: Api, namespace: str, change: Json, field: str, text: str
+) -> None:
+    answer = await api.post(_deployments(namespace), deployment("d", **change))
+    assert text in answer.message(422)
+    assert [cause["field"] for cause in answer.body["details"]["causes"]] == [field]
+
+
+@pytest.mark.parametrize(
+    ("container", "code", "text"),
+    [
+        (
+            {"name": "Not_A_Label"},
+            422,
+            'spec.containers[0].name: Invalid value: "Not_A_Label": a lowercase RFC 1123 label',
+        ),
+        (
+            {"ports": [{"containerPort": 70000}]},
+            422,
+            "ports[0].containerPort: Invalid value: 70000: must be between 1 and",
+        ),
+        ({"image": ""}, 422, "spec.containers[0].image: Required value"),
+        ({"resources": {"limits": {"cpu": "lots"}}}, 400, "quantities must match the regular expression"),
+    ],
+)
+async def test_a_pod_that_cannot_run_is_refused(
+    api: Api, namespace: str, container: Json, code: int, text: str
+) -> None:
+    body = pod("p")
+    body["spec"]["containers"][0] |= container
+    assert text in (await api.post(_core(namespace, "pods"), body)).message(code)
+
+
+async def test_a_name_may_stand_twice_in_env(api: Api, namespace: str) -> None:
+    """Once every keyed list had to be unique; Kubernetes asks it of containers, volumes and mounts only."""
+    body = pod("p", schedulerName="nobody")
+    body["spec"]["containers"][0]["env"] = [{"name": "X", "value": "1"}, {"name": "X", "value": "2"}]
+    (await api.post(_core(namespace, "pods"), body)).ok()
+
+
+async def test_a_budget_counts_one_way_only(api: Api, namespace: str) -> None:
+    path = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "minAvailable": 1, "maxUnavailable": 1}
+    answer = await api.post(path, {"metadata": {"name": "b"}, "spec": spec})
+    assert "cannot be both set" in answer.message(422)
+    spec = {"selector": {"matchLabels": {"a": "b"}}, "minAvailable": "half"}
+    assert "valid percent string" in (await api.post(path, {"metadata": {"name": "b"}, "spec": spec})).message(422)
+
+
 async def test_a_pod_is_bound_once(api: Api, namespace: str, node: str) -> None:
     (await api.post(_core(namespace, "pods"), pod("p", schedulerName="nobody"))).ok()
     binding = {
