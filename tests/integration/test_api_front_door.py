@@ -95,6 +95,15 @@ async def test_slow_and_oversized_requests_are_cut_short(tmp_path: Path) -> None
         assert (await talk.get("/livez"))[0] == 200
 
 
+async def test_a_response_tells_the_load_when_asked(tmp_path: Path) -> None:
+    async with memory_server(tmp_path, "fine") as talk:
+        headers = {"endpoint-load-metrics-format": "TEXT"}
+        async with talk.session.post("/v1/completions", json={"prompt": "a"}, headers=headers) as response:
+            assert response.headers["endpoint-load-metrics"].startswith("TEXT named_metrics.kv_cache_usage_perc=")
+        async with talk.session.post("/v1/completions", json={"prompt": "a"}) as response:
+            assert "endpoint-load-metrics" not in response.headers
+
+
 async def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
     async with memory_server(tmp_path, "fine") as talk:
         reader, writer = await talk.connect()

@@ -8,6 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from pagefleet_server.api.gauges import GaugeView
+from pagefleet_server.api.load_report import report_load
 from pagefleet_server.api.metrics import Metrics
 from pagefleet_server.api.tracker import Tracker
 from pagefleet_server.wire import Gauges, RequestOutput, StepDone
@@ -132,6 +133,16 @@ def test_the_docs_list_exactly_the_families_that_there_are() -> None:
     text = Metrics("m", GaugeView).render().decode()
     there = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
     assert set(re.findall(r"^\| `([a-z0-9_:]+)", DOCS.read_text(), re.MULTILINE)) == there
+
+
+def test_the_load_is_reported_in_both_forms_of_the_header() -> None:
+    view = GaugeView(waiting=3, blocks_used=1, blocks_total=4)
+    want = "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3"
+    assert report_load("text", view) == want
+    assert report_load("JSON", view) == (
+        'JSON {"named_metrics": {"kv_cache_usage_perc": 0.25, "num_requests_waiting": 3.0}}'
+    )
+    assert report_load("BIN", view) is None
 
 
 @pytest.fixture

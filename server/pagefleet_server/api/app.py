@@ -10,6 +10,7 @@ from aiohttp import web
 from pagefleet_server.api import chat_route, completion_route, status_routes, text_routes
 from pagefleet_server.api.answering import OUTCOME, USAGE
 from pagefleet_server.api.errors import ApiError, ErrorBody, UnauthorizedError, UnavailableError
+from pagefleet_server.api.load_report import REQUEST_HEADER, RESPONSE_HEADER, report_load
 from pagefleet_server.api.service import SERVICE, TENANT, Service
 from pagefleet_server.log import ACCESS_LOGGER
 
@@ -137,13 +138,17 @@ async def check_key(request: web.Request, handler: Handler) -> web.StreamRespons
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
-    """The request's id; and `Connection: close` while this replica is leaving or has a queue, so that pooled clients
-    look for another one."""
+    """The request's id; the load, when asked for; and `Connection: close` while this replica is leaving or has a queue,
+    so that pooled clients look for another one."""
     service = request.app[SERVICE]
     response.headers["Server"] = "pagefleet"
     request_id = request.get(REQUEST_ID)
     if request_id is not None:
         response.headers["X-Request-Id"] = request_id
+    form = request.headers.get(REQUEST_HEADER)
+    report = None if form is None else report_load(form, service.view())
+    if report is not None:
+        response.headers[RESPONSE_HEADER] = report
     if service.drain.active or service.tracker.load.waiting > 0:
         response.force_close()
         response.headers["Connection"] = "close"  # aiohttp has written its own headers before this hook
