@@ -255,6 +255,16 @@ def decode_with_small_splits(case: Case, split: int, max_splits: int) -> tuple[t
     return out, world.want
 
 
+def decode_beyond_the_plan(planned: int, lengths: tuple[int, ...]) -> torch.Tensor:
+    """Decode rows of a batch that says max_seq_len = planned, whatever its lengths are."""
+    case = Case(tuple((1, length) for length in lengths), KVShape(1, 16, 16), num_q_heads=2)
+    world = build(case)
+    backend = make_backend()
+    cache = poisoned_cache(backend, case.shape, world.num_blocks, case.block_size, torch.float32)
+    fill(cache, world)
+    return backend.paged_attention(world.query, cache, replace(world.batch, max_seq_len=planned), scale=case.scale)
+
+
 def norm(
     x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Tensor, epsilon: float, offset: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:

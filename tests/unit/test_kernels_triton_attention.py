@@ -90,6 +90,14 @@ def test_a_row_does_not_depend_on_its_batch(interpreter: Interpreter) -> None:
     assert torch.equal(together, torch.cat(parts))
 
 
+@pytest.mark.parametrize(("planned", "beyond"), [(20, 257), (1000, 1025)])
+def test_a_row_longer_than_planned_is_nan(interpreter: Interpreter, planned: int, beyond: int) -> None:
+    """A graph replayed with a sequence of a later bucket must not write outside its workspace, nor look right."""
+    out = interpreter.run(work.decode_beyond_the_plan, planned, (20, beyond))
+    assert not bool(out[0].isnan().any())
+    assert bool(out[1].isnan().all())
+
+
 @pytest.mark.parametrize(
     ("sequences", "want_launches"),
     [

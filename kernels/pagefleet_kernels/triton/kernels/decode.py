@@ -97,6 +97,11 @@ def paged_decode(
             tl.store(out_ptrs, tl.zeros([BLOCK_H, DV_PAD], tl.float32).to(out.dtype.element_ty), mask=out_ok)
         return
     first_key, split_len, first_split, num_splits = split_range(seq_len, window, HAS_WINDOW, SPLIT, MAX_SPLITS)
+    if num_splits > slots:  # longer than the max_seq_len that the call was planned for: loud, and no write outside
+        if slot == 0:
+            lost = tl.full([BLOCK_H, DV_PAD], float("nan"), tl.float32)
+            tl.store(out_ptrs, lost.to(out.dtype.element_ty), mask=out_ok)
+        return
     if slot >= num_splits:
         return
     start = (first_split + slot) * split_len
@@ -175,7 +180,7 @@ def combine_splits(
     if seq_len <= 0:
         return
     _, _, _, num_splits = split_range(seq_len, window, HAS_WINDOW, SPLIT, MAX_SPLITS)
-    if num_splits == 1:
+    if (num_splits == 1) | (num_splits > slots):
         return
     dv = tl.arange(0, DV_PAD)
     row = (seq * tl.num_programs(1) + head) * slots
