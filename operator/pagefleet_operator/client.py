@@ -6,7 +6,7 @@ retried here, the level-triggered loops above do that.
 
 import asyncio
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 from http import HTTPStatus
 from pathlib import Path
@@ -76,14 +76,25 @@ def _context_namespace(loader: Any) -> str | None:
     return namespace if isinstance(namespace, str) else None
 
 
+def _connect(access: Access) -> tuple[Configuration, RESTClientObject]:
+    access.configuration.client_session_kwargs = {"trust_env": False}
+    return access.configuration, RESTClientObject(access.configuration)
+
+
 class Api:
     """Requests to the API server. One per process; use as an async context manager."""
 
-    def __init__(self, access: Access, settings: ApiSettings) -> None:
-        configuration = access.configuration
-        configuration.client_session_kwargs = {"trust_env": False}
-        self._configuration = configuration
-        self._rest = RESTClientObject(configuration)
+    def __init__(
+        self,
+        access: Access,
+        settings: ApiSettings,
+        *,
+        renew: Callable[[], Awaitable[Access]] = load_access,
+    ) -> None:
+        """`renew` gives fresh credentials when the API server no longer takes ours."""
+        self._configuration, self._rest = _connect(access)
+        self._renew = renew
+        self._renewing = asyncio.Lock()
         self._timeout = aiohttp.ClientTimeout(
             total=settings.request_timeout_seconds, sock_connect=settings.connect_timeout_seconds
         )
@@ -181,15 +192,12 @@ class Api:
     ) -> Json:
         if fenced and method != "GET" and self.may_write is not None and not self.may_write():
             raise ApiError(status=0, reason="NotLeader", message=f"{method} {path} was not sent: the lease is lost")
-        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
-        headers.update(await self._authorization())
-        url = self._configuration.host.rstrip("/") + path + (f"?{urlencode(query)}" if query else "")
-        try:
-            answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=self._timeout)
-            data: bytes = await answer.read()
-        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
-            text = str(error) or type(error).__name__
-            raise ApiError(status=0, reason="Unreachable", message=f"{method} {path}: {text}") from error
+        target = path + (f"?{urlencode(query)}" if query else "")
+        used = self._configuration
+        answer, data = await self._send(method, target, body, content_type)
+        if answer.status == HTTPStatus.UNAUTHORIZED:
+            await self._log_in_again(used)
+            answer, data = await self._send(method, target, body, content_type)
         if self.observe_request is not None:
             self.observe_request(method, path, answer.status)
         if not 200 <= answer.status < 300:
@@ -201,6 +209,31 @@ class Api:
         if not isinstance(decoded, dict):
             raise ApiError(status=0, reason="BadAnswer", message=f"{method} {path}: no JSON object")
         return decoded
+
+    async def _send(self, method: str, target: str, body: Json | None, content_type: str) -> tuple[Any, bytes]:
+        """(response, body) of one request. Raises ApiError when there is no answer."""
+        headers = {"Accept": "application/json", "Content-Type": content_type, "User-Agent": names.FIELD_MANAGER}
+        headers.update(await self._authorization())
+        url = self._configuration.host.rstrip("/") + target
+        try:
+            answer = await self._rest.request(method, url, headers=headers, body=body, _request_timeout=self._timeout)
+            return answer, await answer.read()
+        except (aiohttp.ClientError, TimeoutError, asyncio.IncompleteReadError, OSError) as error:
+            text = str(error) or type(error).__name__
+            raise ApiError(status=0, reason="Unreachable", message=f"{method} {target}: {text}") from error
+
+    async def _log_in_again(self, used: Configuration) -> None:
+        """Take fresh credentials unless another request has done so since `used`. Raises ApiError."""
+        async with self._renewing:
+            if self._configuration is not used:
+                return
+            try:
+                access = await self._renew()
+            except OperatorError as error:
+                raise ApiError(status=401, reason="Unauthorized", message=str(error)) from error
+            old = self._rest
+            self._configuration, self._rest = _connect(access)
+            await old.close()
 
     async def _authorization(self) -> dict[str, str]:
         settings: Mapping[str, Mapping[str, Any]] = await self._configuration.auth_settings()
