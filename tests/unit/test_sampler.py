@@ -1,4 +1,5 @@
 import itertools
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -46,6 +47,33 @@ def test_distribution_equals_transformers(temperature: float, top_k: int, top_p:
         got, want = probabilities(logits, params), transformers_probabilities(logits, params)
         assert torch.equal(got > 0, want > 0)
         torch.testing.assert_close(got, want, rtol=0, atol=1e-6)
+
+
+EXTREMES = [5e-324, 1e-320, 1e-46, 1e-45, 1e-38, 1e-9]
+"""Positive, and next to nothing or nothing at all in float32."""
+
+
+@pytest.mark.parametrize("temperature", EXTREMES)
+@pytest.mark.parametrize(
+    ("top_k", "top_p", "min_p"), [(0, 1.0, 0.0), (3, 1.0, 0.0), (0, 1e-320, 0.0), (0, 1.0, 1e-320)]
+)
+@pytest.mark.parametrize("scale", [1.0, 1e30])
+def test_the_coldest_draws_are_greedy(temperature: float, top_k: int, top_p: float, min_p: float, scale: float) -> None:
+    logits = logits_of(3) * np.float32(scale)
+    logits[::7] = -np.inf
+    params = params_of(temperature=temperature, top_k=top_k, top_p=top_p, min_p=min_p)
+    assert {distribution(logits, params).draw(number) for number in (0.0, 0.5, 1 - 2**-53)} == {int(logits.argmax())}
+
+
+@pytest.mark.parametrize("penalty", [*EXTREMES, 0.01, 100.0])
+@pytest.mark.parametrize("temperature", [0.0, *EXTREMES, 1.0, 100.0])
+def test_every_penalty_leaves_something_to_draw(penalty: float, temperature: float) -> None:
+    logits = logits_of(4)
+    logits[:3] = 0.0, 1e30, -1e30
+    request = request_of(params_of(repetition_penalty=penalty, temperature=temperature, top_p=0.9))
+    history = TokenHistory(token_ids=(0, 1, 2, 5), num_prompt=1)
+    token = sample(torch.from_numpy(logits)[None], [replace(request, history=history)]).sampled["r"]
+    assert 0 <= token < VOCAB
 
 
 @pytest.mark.parametrize("spread", [0.01, 1.0, 30.0])

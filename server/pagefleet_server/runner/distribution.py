@@ -13,6 +13,8 @@ BUCKET_SHIFT = 19
 """Bits of a float32 weight that its bucket ignores: 16 buckets per factor of two."""
 BLOCK = 256
 """Weights that are summed together in the first pass of a draw."""
+TINY = np.finfo(np.float32).tiny
+"""Least temperature that a row is divided by."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,15 +51,17 @@ def distribution(logits: Row, params: SamplingParams) -> Distribution:
     """What temperature > 0, top_k, top_p and min_p (in this order) leave of logits [V], finite at their maximum.
 
     Ties at top_k's threshold are all kept; top_p keeps the likeliest tokens, lower ids first among equals, until their
-    share reaches top_p, and at least one.
+    share reaches top_p, and at least one. The maximum is taken off before the division, which then overflows to minus
+    infinity alone: any temperature above 0 leaves the likeliest tokens, those that float32 takes for 0 too.
     """
-    scores = logits / np.float32(params.temperature)
     ids: Ids | None = None
-    if 0 < params.top_k < scores.shape[0]:
-        threshold = torch.from_numpy(scores).topk(params.top_k).values[-1].item()
-        ids = np.flatnonzero(scores >= threshold)
-        scores = scores[ids]
-    weights: npt.NDArray[np.float32] = np.exp(scores - scores.max())
+    if 0 < params.top_k < logits.shape[0]:
+        threshold = torch.from_numpy(logits).topk(params.top_k).values[-1].item()
+        ids = np.flatnonzero(logits >= threshold)
+        logits = logits[ids]
+    with np.errstate(over="ignore"):
+        scores = (logits - logits.max()) / max(np.float32(params.temperature), TINY)
+    weights: npt.NDArray[np.float32] = np.exp(scores)
     if params.top_p < 1.0:
         kept = _nucleus(weights, params.top_p)
         weights = weights[kept]

@@ -43,8 +43,11 @@ def apply_rules(logits: Row, params: SamplingParams, history: TokenHistory | Non
 
 
 def _penalise_repetition(row: Row, penalty: float, ids: Ids) -> None:
-    values = row[ids]
-    row[ids] = np.where(values < 0, values * np.float32(penalty), values / np.float32(penalty))
+    """A penalty near 0 takes a logit up to the largest number, never beyond: infinities cannot be drawn from."""
+    values, bounds = row[ids], np.finfo(np.float32)
+    divisor = max(np.float32(penalty), bounds.tiny)
+    with np.errstate(over="ignore"):
+        row[ids] = np.minimum(np.where(values < 0, values * divisor, values / divisor), bounds.max)
 
 
 def _forbidden(vocab_size: int, params: SamplingParams, history: TokenHistory) -> Iterator[Ids]:
