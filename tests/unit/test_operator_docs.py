@@ -82,7 +82,7 @@ def test_cluster_wide_rights_are_the_namespaced_ones_but_for_leases() -> None:
     assert rules("cluster-wide", "ClusterRole") == namespaced
 
 
-@pytest.mark.parametrize("overlay", ["base", "cluster-wide"])
+@pytest.mark.parametrize("overlay", ["base", "cluster-wide", "monitoring"])
 def test_overlays_build(overlay: str) -> None:
     kubectl = Path(sys.executable).parent / "kubectl"
     done = subprocess.run(
@@ -90,5 +90,5 @@ def test_overlays_build(overlay: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     kinds = [item["kind"] for item in yaml.safe_load_all(done.stdout)]
-    assert "Deployment" in kinds
+    assert kinds[-1] == ("PodMonitor" if overlay == "monitoring" else "Deployment")
     assert ("--all-namespaces" in done.stdout) is (overlay == "cluster-wide")
