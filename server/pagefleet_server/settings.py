@@ -102,6 +102,8 @@ class HttpSettings:
     """/livez fails when there is work and the engine said nothing for so long. > 0."""
     write_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """A client that takes nothing from its stream for so long is dropped and its request aborted. > 0."""
+    stream_keep_alive_seconds: Annotated[float, Meta(gt=0)] = 15.0
+    """A stream that was silent for so long gets a comment, so that no proxy takes a queue for a dead peer. > 0."""
     read_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
     """A request body must have arrived after so long; then 408. > 0."""
     keep_alive_seconds: Annotated[float, Meta(gt=0)] = 75.0

@@ -100,6 +100,24 @@ async def test_connections_are_closed_while_the_queue_is_not_empty(tmp_path: Pat
             assert response.headers.get("Connection") != "close"
 
 
+async def test_a_stream_that_waits_is_kept_alive_by_comments(tmp_path: Path) -> None:
+    flags = ("--max-num-seqs", "1", "--stream-keep-alive", "0.2")
+    async with memory_server(tmp_path, "slow-20", *flags) as talk:
+        first = asyncio.create_task(talk.stream(**{**LONG, "max_tokens": 60}))
+
+        async def runs() -> bool:
+            return await talk.gauge("vllm:num_requests_running") == 1
+
+        await talk.until(runs, "it runs")
+        body = {**LONG, "max_tokens": 3, "stream": True}
+        async with talk.session.post("/v1/completions", json=body) as response:
+            lines = [line async for line in response.content if line.strip()]
+        assert lines[0] == b": keep-alive\n"
+        assert lines[-1] == b"data: [DONE]\n"
+        assert all(line.startswith(b"data: ") or line == b": keep-alive\n" for line in lines)
+        assert (await first)[-1] == "[DONE]"
+
+
 async def test_a_killed_engine_ends_streams_with_an_error_and_the_process_with_the_reason(tmp_path: Path) -> None:
     async with memory_server(tmp_path, "slow-20") as talk:
         events = talk.events(**LONG)

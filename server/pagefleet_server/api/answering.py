@@ -1,9 +1,11 @@
 """Sends a generation to its client: as one body, or as events while it goes on."""
 
 import asyncio
+import contextlib
 import socket
 import uuid
-from contextlib import aclosing
+from collections.abc import AsyncIterator
+from contextlib import aclosing, asynccontextmanager
 
 import msgspec
 from aiohttp import web
@@ -32,8 +34,10 @@ async def answer(
     """As a whole or as a stream, as the body asks."""
     if not body.stream:
         return await send_whole(request, generation, reply)
-    timeout = service.settings.http.write_timeout_seconds
-    return await send_stream(request, generation, reply, body, write_timeout_seconds=timeout)
+    http = service.settings.http
+    stream = EventStream(request, write_timeout_seconds=http.write_timeout_seconds)
+    async with stream.kept_alive(http.stream_keep_alive_seconds):
+        return await send_stream(request, generation, reply, body, stream)
 
 
 async def send_whole(request: web.Request, generation: Generation, reply: Reply) -> web.Response:
@@ -48,10 +52,9 @@ async def send_whole(request: web.Request, generation: Generation, reply: Reply)
 
 
 async def send_stream(
-    request: web.Request, generation: Generation, reply: Reply, body: SamplingBody, *, write_timeout_seconds: float
+    request: web.Request, generation: Generation, reply: Reply, body: SamplingBody, stream: "EventStream"
 ) -> web.StreamResponse:
-    """Answer event by event. An error before the first token is raised; a later one is the last event."""
-    stream = EventStream(request, write_timeout_seconds=write_timeout_seconds)
+    """Answer event by event. An error before anything was sent is raised; a later one is the last event."""
     opened: set[int] = set()
 
     def with_usage(event: Document) -> Document:
@@ -99,6 +102,9 @@ class EventStream:
     def __init__(self, request: web.Request, *, write_timeout_seconds: float) -> None:
         self._request = request
         self._timeout = write_timeout_seconds
+        self._lock = asyncio.Lock()
+        self._num_writes = 0
+        self._ended = False
         self.response = web.StreamResponse(headers=sse.HEADERS)
 
     @property
@@ -114,15 +120,36 @@ class EventStream:
     async def end(self, last: bytes) -> None:
         """The last event, and the end of the body."""
         await self._write(last)
-        await self.response.write_eof()
+        async with asyncio.timeout(self._timeout), self._lock:
+            self._ended = True
+            await self.response.write_eof()
 
     def drop(self) -> None:
         """Cut the connection: the client must not take a torn stream for a whole one."""
         if self._request.transport is not None:
             self._request.transport.abort()
 
+    @asynccontextmanager
+    async def kept_alive(self, seconds: float) -> AsyncIterator[None]:
+        """Send a comment whenever nothing was sent for so long."""
+
+        async def comment() -> None:
+            while True:
+                seen = self._num_writes
+                await asyncio.sleep(seconds)
+                if seen == self._num_writes and not self._ended:
+                    with contextlib.suppress(TimeoutError, ConnectionError):  # the sender of events finds out itself
+                        await self._write(sse.KEEP_ALIVE)
+
+        task = asyncio.create_task(comment(), name="keep-alive")
+        try:
+            yield
+        finally:
+            task.cancel()
+
     async def _write(self, data: bytes) -> None:
-        async with asyncio.timeout(self._timeout):
+        self._num_writes += 1
+        async with asyncio.timeout(self._timeout), self._lock:
             if not self.response.prepared:
                 self._bound_kernel_buffer()
                 await self.response.prepare(self._request)

@@ -5,6 +5,8 @@ HEADERS = {
     "Cache-Control": "no-cache",
     "X-Accel-Buffering": "no",
 }
+KEEP_ALIVE = b": keep-alive\n\n"
+"""A comment: readers skip it."""
 DONE = b"data: [DONE]\n\n"
 
 
