@@ -6,9 +6,12 @@ from pagefleet_localcluster.api.builtin_types import builtin_types
 from pagefleet_localcluster.api.cel_rules import rules_only
 from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.crd_rules import check_schema
+from pagefleet_localcluster.api.crd_shape import check_shape
 from pagefleet_localcluster.api.errors import Cause
+from pagefleet_localcluster.api.json_paths import parse_path
 from pagefleet_localcluster.api.resources import CRD_VERBS, Resource, ScalePaths
 from pagefleet_localcluster.api.schema import Schema
+from pagefleet_localcluster.api.validation import show
 
 Json = dict[str, Any]
 COLLECTION = ("apiextensions.k8s.io", "customresourcedefinitions")
@@ -52,6 +55,12 @@ def check_crd(obj: Json, old: Json | None) -> list[Cause]:
             Cause(field="spec.versions", message=f"{shown}: must have exactly one version marked as storage version")
         )
     for index, version in enumerate(spec["versions"]):
+        for number, column in enumerate(version.get("additionalPrinterColumns") or ()):
+            try:
+                parse_path(column["jsonPath"])
+            except ValueError as error:
+                path = f"spec.versions[{index}].additionalPrinterColumns[{number}].jsonPath"
+                causes.append(Cause(field=path, message=f"Invalid value: {show(column['jsonPath'])}: {error}"))
         if not (version.get("schema") or {}).get("openAPIV3Schema"):
             path = f"spec.versions[{index}].schema.openAPIV3Schema"
             text = "Required value: schemas are required"
@@ -66,10 +75,13 @@ def check_crd(obj: Json, old: Json | None) -> list[Cause]:
 def _check_schemas(versions: list[Json]) -> list[Cause]:
     """Faults of the schemas; one that all versions share is named by its old place, as a real server does."""
     schemas = [(version.get("schema") or {}).get("openAPIV3Schema") or {} for version in versions]
+    places = [f"spec.versions[{index}].schema.openAPIV3Schema" for index in range(len(schemas))]
+    wrong = [cause for schema, place in zip(schemas, places, strict=True) for cause in check_shape(schema, place)]
+    if wrong:
+        return wrong
     if all(schema == schemas[0] for schema in schemas):
         return check_schema(schemas[0], "spec.validation.openAPIV3Schema")
-    found = [check_schema(s, f"spec.versions[{i}].schema.openAPIV3Schema") for i, s in enumerate(schemas)]
-    return [cause for causes in found for cause in causes]
+    return [cause for schema, place in zip(schemas, places, strict=True) for cause in check_schema(schema, place)]
 
 
 def resources_of(crd: Json) -> list[Resource]:

@@ -72,6 +72,10 @@ class ApiServer:
         """The `server` of a kubeconfig: kubectl sends no token over plain HTTP, so the path carries it."""
         return f"{self.url}{_TOKEN_PREFIX}{self._token}"
 
+    def is_healthy(self) -> bool:
+        """Whether every part of a started server still runs."""
+        return bool(self._tasks) and not any(task.done() for task in self._tasks)
+
     async def start(self) -> None:
         """Listens. Raises OSError when the address is taken, JournalError when the data directory is."""
         if self._journal is not None:
@@ -165,6 +169,8 @@ class ApiServer:
         if path.startswith(_OPEN_PATHS):
             if path == "/version":
                 return web.json_response(discovery.VERSION)
+            if path != "/livez" and not self.is_healthy():
+                raise ApiError(500, "InternalError", "a part of the API server has ended: see its log")
             return web.Response(text="ok")
         user = self._authenticate(token)
         found = self._document(path, request.headers.get("Accept", ""))

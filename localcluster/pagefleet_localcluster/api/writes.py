@@ -199,6 +199,9 @@ def checked_body(resource: Resource, namespace: str, body: Json) -> Json:
     meta = body.get("metadata") or {}
     if not isinstance(meta, dict):
         raise bad_request(f"metadata must be an object, it is {show(meta)[:100]}")
+    for name in ("name", "generateName", "namespace"):
+        if not isinstance(meta.get(name) or "", str):
+            raise bad_request(f"json: cannot unmarshal metadata.{name} {show(meta[name])[:100]} into a string")
     given = meta.get("namespace") or namespace
     if given != namespace and resource.namespaced:
         raise bad_request("the namespace of the provided object does not match the namespace sent on the request")
