@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from pagefleet_operator import apply, status
+from pagefleet_operator import apply, drift, status
 from pagefleet_operator.client import Api
 from pagefleet_operator.clock import Clock
 from pagefleet_operator.conditions import Facts
@@ -49,6 +49,28 @@ class Context:
     telemetry: Telemetry
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """Children that the API did not take."""
+
+    digest: str
+    """Of all their manifests."""
+    at: float
+    reason: str
+    message: str
+
+
+def _digest(intended: Plan) -> str:
+    return drift.digest({"manifests": list(intended.manifests)})
+
+
+def _refusal(error: ApiError, digest: str, now: float) -> Refusal:
+    if error.is_transient:
+        return Refusal(digest, now, "ApplyFailed", f"a child could not be written several times running: {error}")
+    reason = "Forbidden" if error.status == 403 else "InvalidTemplate"
+    return Refusal(digest, now, reason, f"the API refused a child: {error.message}")
+
+
 @dataclass(slots=True)
 class Memory:
     """What one loop remembers of one incarnation (uid) of its object."""
@@ -59,6 +81,8 @@ class Memory:
     found: dict[str, Any] = field(default_factory=dict)
     """Children that the watch does not show, as last read."""
     found_at: float | None = None
+    refused: Refusal | None = None
+    """What the API did not take; the same is not sent again at once."""
     apply_failures: int = 0
     """Running failures to write the children."""
     victims_since: float | None = None
@@ -239,7 +263,10 @@ class ObjectLoop:
         self, memory: Memory, llmd: LLMDeployment, intended: Plan, observed: Observed, now: float
     ) -> tuple[str, str] | None:
         """Returns (reason, message) of a refusal; raises ApiError for what may pass later."""
-        context = self._context
+        context, refused = self._context, memory.refused
+        pause = context.settings.reconcile.max_backoff_seconds
+        if refused is not None and now - refused.at < pause and refused.digest == _digest(intended):
+            return refused.reason, refused.message
         try:
             await apply.write_costs(context.api, llmd, observed, intended.costs)
             outcome = await apply.apply_children(
@@ -249,11 +276,9 @@ class ObjectLoop:
             memory.apply_failures += 1
             if error.is_transient and memory.apply_failures < PATIENCE:
                 raise
-            if error.is_transient:
-                return "ApplyFailed", f"a child could not be written {memory.apply_failures} times: {error}"
-            return (
-                "Forbidden" if error.status == 403 else "InvalidTemplate"
-            ), f"the API refused a child: {error.message}"
+            memory.refused = _refusal(error, _digest(intended), now)
+            return memory.refused.reason, memory.refused.message
+        memory.refused = None
         memory.apply_failures = 0
         for child in outcome.bodies:
             context.store.put(child["kind"], child)

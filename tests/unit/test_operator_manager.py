@@ -26,6 +26,14 @@ SETTINGS = OperatorSettings(
 )
 
 
+class Time:
+    now = 1000.0
+
+
+time = Time()
+"""What the clock of `running` shows."""
+
+
 class FakeApi:
     """Answers every write with what was written; fails as told."""
 
@@ -34,6 +42,7 @@ class FakeApi:
         self.statuses: list[str] = []
         self.failures: dict[str, Exception] = {}
         self.version = 100
+        self.tries = 0
 
     async def get(self, *_: Any) -> None:
         return None
@@ -46,6 +55,7 @@ class FakeApi:
 
     async def apply(self, _resource: Any, manifest: dict[str, Any]) -> dict[str, Any]:
         name = manifest["metadata"]["name"]
+        self.tries += 1
         if name in self.failures:
             raise self.failures[name]
         self.applied.append(f"{manifest['kind']} {name}")
@@ -73,8 +83,10 @@ async def running() -> AsyncIterator[tuple[Manager, FakeApi, Store]]:
     api, store = FakeApi(), Store()
     telemetry = Telemetry()
 
+    time.now = 1000.0
+
     def clock() -> float:
-        return 1000.0
+        return time.now
 
     context = Context(
         api=api,  # type: ignore[arg-type]
@@ -140,8 +152,25 @@ async def test_a_failing_object_is_tried_again_and_the_others_go_on(running: tup
     await until(lambda: "Deployment good" in api.applied)
     await until(lambda: "bad" in api.statuses)  # after some failures the status speaks of them
     del api.failures["bad"]
+    time.now += 31.0  # the longest back-off
     manager.mark(ObjectKey("default", "bad"))
     await until(lambda: "Deployment bad" in api.applied)
+
+
+async def test_what_the_api_refuses_is_not_sent_again_and_again(running: tuple[Manager, FakeApi, Store]) -> None:
+    manager, api, _ = running
+    api.failures["chat"] = ApiError(status=422, reason="Invalid", message="spec.x: bad")
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body())
+    await until(lambda: api.statuses)
+    for _ in range(20):
+        manager.mark(KEY)
+        await asyncio.sleep(0.005)
+    assert api.tries == 1
+    del api.failures["chat"]
+    changed = llmd_body(spec={"engine": {"maxNumSeqs": 4}}, generation=2)
+    changed["metadata"]["resourceVersion"] = "8000"
+    manager.watched(LLMDEPLOYMENT, "MODIFIED", changed)
+    await until(lambda: "Deployment chat" in api.applied)
 
 
 async def test_a_loop_that_crashed_is_started_again(running: tuple[Manager, FakeApi, Store], caplog: Any) -> None:
