@@ -165,11 +165,6 @@ class Registry:
         stored = [r for r in found if r.version == r.storage_version]
         return next(iter(stored or found), None)
 
-    def by_kind(self, api_version: str, kind: str) -> Resource | None:
-        """The resource of an owner reference."""
-        found = (r for r in self._found.values() if r.kind == kind and r.api_version == api_version)
-        return next(found, None)
-
     def groups(self) -> dict[str, list[str]]:
         """Versions by named group, in the order in which they came."""
         groups: dict[str, list[str]] = {}
