@@ -113,6 +113,8 @@ class HttpSettings:
     less (`timeout`, or the header X-Request-Timeout). None: no limit."""
     api_key_file: str | None = None
     """File with one API key a line, read again when it changes. Without: everybody may ask."""
+    cors_allow_origins: str = ""
+    """Origins of web pages that may call the API from a browser, separated by commas, or *. Empty: none."""
     root_path: Annotated[str, Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")] = ""
     """Prefix that a proxy in front adds, such as /llm; routes are served with and without it."""
     drain_delay_seconds: Annotated[float, Meta(ge=0)] = 10.0

@@ -104,6 +104,31 @@ async def test_a_response_tells_the_load_when_asked(tmp_path: Path) -> None:
             assert "endpoint-load-metrics" not in response.headers
 
 
+async def test_pages_of_allowed_origins_may_call_and_others_may_not(tmp_path: Path) -> None:
+    key_file = tmp_path / "keys"
+    key_file.write_text("first")
+    flags = ("--cors-allow-origins", "https://a.example, https://b.example", "--api-key-file", str(key_file))
+    async with memory_server(tmp_path, "fine", *flags) as talk:
+        for origin, allowed in (("https://a.example", True), ("https://c.example", False), ("null", False)):
+            asked = {
+                "Origin": origin,
+                "Access-Control-Request-Method": "POST",
+                "Access-Control-Request-Headers": "authorization, content-type",
+            }
+            async with talk.session.options("/v1/completions", headers=asked) as response:
+                assert response.status == (204 if allowed else 403)
+                assert response.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
+                if allowed:
+                    assert response.headers["Access-Control-Allow-Headers"] == "authorization, content-type"
+            given = {"Origin": origin, "Authorization": "Bearer first"}
+            body = {"prompt": "a", "stream": True}
+            async with talk.session.post("/v1/completions", json=body, headers=given) as response:
+                assert response.status == 200
+                assert response.headers.get("Access-Control-Allow-Origin") == (origin if allowed else None)
+        async with talk.session.options("/v1/completions") as response:
+            assert response.status == 401, "not a preflight"
+
+
 async def test_pipelined_requests_are_answered_in_order(tmp_path: Path) -> None:
     async with memory_server(tmp_path, "fine") as talk:
         reader, writer = await talk.connect()

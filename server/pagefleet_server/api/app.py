@@ -29,7 +29,9 @@ KEYLESS = PROBES | {"/drain"}
 def make_app(service: Service) -> web.Application:
     """The whole HTTP surface."""
     http = service.settings.http
-    app = web.Application(middlewares=[follow_request, answer_errors, check_key], client_max_size=http.max_body_bytes)
+    app = web.Application(
+        middlewares=[follow_request, answer_preflight, answer_errors, check_key], client_max_size=http.max_body_bytes
+    )
     app[SERVICE] = service
     app.on_response_prepare.append(set_headers)
     for prefix in dict.fromkeys(("", http.root_path)):
@@ -103,6 +105,17 @@ async def follow_request(request: web.Request, handler: Handler) -> web.StreamRe
 
 
 @web.middleware
+async def answer_preflight(request: web.Request, handler: Handler) -> web.StreamResponse:
+    """A browser asks before it sends another origin's request; that question has no key and no route."""
+    asked = request.headers.get("Access-Control-Request-Method")
+    if request.method != "OPTIONS" or asked is None:
+        return await handler(request)
+    cors, origin = request.app[SERVICE].cors, request.headers.get("Origin")
+    headers = cors.preflight_headers(origin, request.headers.get("Access-Control-Request-Headers"))
+    return web.Response(status=204 if headers else 403, headers=headers)
+
+
+@web.middleware
 async def answer_errors(request: web.Request, handler: Handler) -> web.StreamResponse:
     """The one place that maps errors to answers."""
     try:
@@ -145,6 +158,7 @@ async def set_headers(request: web.Request, response: web.StreamResponse) -> Non
     request_id = request.get(REQUEST_ID)
     if request_id is not None:
         response.headers["X-Request-Id"] = request_id
+    response.headers.update(service.cors.answer_headers(request.headers.get("Origin")))
     form = request.headers.get(REQUEST_HEADER)
     report = None if form is None else report_load(form, service.view())
     if report is not None:

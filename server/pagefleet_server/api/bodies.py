@@ -4,9 +4,10 @@ import asyncio
 from typing import TypeVar
 
 from aiohttp import web
+from aiohttp.web_protocol import RequestPayloadError
 from pydantic import BaseModel, ValidationError
 
-from pagefleet_server.api.errors import SlowBodyError, UnsupportedMediaTypeError, describe_validation
+from pagefleet_server.api.errors import BadRequestError, SlowBodyError, UnsupportedMediaTypeError, describe_validation
 from pagefleet_server.api.protocol.fields import check_extra
 from pagefleet_server.api.service import Service
 from pagefleet_server.log import LOGGER
@@ -28,6 +29,9 @@ async def read_body(request: web.Request, service: Service, kind: type[Body]) ->
             raw = await request.read()
     except TimeoutError as error:
         raise SlowBodyError(f"the body did not arrive within {seconds:g} s") from error
+    except RequestPayloadError as error:
+        reason = " ".join(str(error).removeprefix("400, message:").split())[:200]
+        raise BadRequestError(f"the body cannot be read: {reason}") from error
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:

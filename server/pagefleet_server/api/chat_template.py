@@ -66,6 +66,8 @@ class ChatTemplate:
                     "add_generation_prompt": add_generation_prompt,
                 }
             )
+        except RecursionError as error:
+            raise BadRequestError("the request is nested too deeply for the chat template", param="messages") from error
         except (TemplateError, TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
             # besides its own errors, Jinja lets those of the expressions in the template through
             raise BadRequestError(f"chat template: {error}", param="messages") from error

@@ -10,6 +10,7 @@ from aiohttp import web
 
 from pagefleet_server.api.admission import Room, count_excess
 from pagefleet_server.api.api_keys import ApiKeys
+from pagefleet_server.api.cors import Cors
 from pagefleet_server.api.drain import Drain
 from pagefleet_server.api.errors import ApiError, BadRequestError, NotFoundError, Refusal, UnavailableError
 from pagefleet_server.api.gauges import GaugeView
@@ -70,6 +71,7 @@ class Service:
         )
         self.metrics = Metrics(model_name, self.view)
         self.tracker = Tracker(self.metrics, clock=clock)
+        self.cors = Cors(settings.http.cors_allow_origins)
         self.unknown_fields = UnknownFields()
         self.open_streams: dict[str, RequestStream] = {}
         """Engine requests that have not ended."""
