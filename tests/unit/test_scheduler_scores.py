@@ -60,7 +60,9 @@ def test_preemption_in_the_middle_scores_nothing_twice() -> None:
     chat = SamplingParams(max_tokens=2)
     bench.scheduler.add("urgent", make_prompt(10, first=40), chat, arrival_time=0.0, priority=-1)
     bench.tokens["urgent"] = []
-    bench.run()
+    again = [row for step in bench.run() for row in step.scheduled if row.request_id == "scored" and row.start == 0]
+    # What was scored before costs no row of logits: the whole prompt fits into one step.
+    assert [(len(row.token_ids), row.scored_from, len(row.prompt_targets)) for row in again] == [(80, 64, 15)]
     assert bench.scheduler.counts().num_preemptions >= 1
     assert bench.scores["scored"] == expected_scores(make_prompt(80))
     assert bench.tokens["scored"] == expected_tokens(make_prompt(80), 3)
@@ -87,6 +89,15 @@ def test_aborted_leader_is_scored_no_further() -> None:
     assert shape(bench.step()) == [("c", 64, 136, True)]
     bench.run()
     assert bench.tokens["d"] == expected_tokens(make_prompt(200), 4, 1)
+
+
+def test_scores_of_a_request_that_was_aborted_meanwhile_are_dropped() -> None:
+    bench = make_bench()
+    add_scored(bench, "a", make_prompt(5))
+    output = bench.schedule()
+    assert output is not None
+    bench.scheduler.abort("a")
+    assert bench.scheduler.update(output, bench.runner.execute(output), 0.0) == []
 
 
 def test_missing_scores_are_an_error() -> None:
