@@ -1,6 +1,7 @@
 """Greedy output of scheduler and runner equals transformers' generate, token for token, in float32, on a real model."""
 
 import copy
+import random
 from dataclasses import dataclass
 from typing import Any
 
@@ -41,10 +42,9 @@ class Run:
 
 
 @pytest.fixture(scope="module")
-def cases() -> list[Case]:
-    """20 prompts, each cut from another place of the text, with what transformers generates: its own module, linears,
-    eager attention and cache, over weights that were read for it alone (the runner packs its own and lets them go)."""
-    ids = load_tokenizer(smollm2_gguf()).tokenizer.encode(TEXT, add_special_tokens=False).ids
+def oracle() -> Any:
+    """transformers' own module, linears, eager attention and cache, over weights that were read for it alone (the
+    runner packs its own and lets them go)."""
     weights = load_model(ModelSettings(model=str(smollm2_gguf()), dtype="float32", device="cpu")).module
     config = copy.deepcopy(weights.config)
     with torch.device("meta"):
@@ -56,22 +56,38 @@ def cases() -> list[Case]:
     model.model.rotary_emb = type(model.model.rotary_emb)(config)
     model.eval()
     assert model.config._attn_implementation == "eager"
+    return model
+
+
+def case_of(oracle: Any, prompt: list[int], num_new: int) -> Case:
+    """A prompt with what transformers generates from it."""
+    inputs = torch.tensor([prompt])
+    with torch.inference_mode():
+        output = oracle.generate(
+            inputs,
+            attention_mask=torch.ones_like(inputs),
+            do_sample=False,
+            max_new_tokens=num_new,
+            min_new_tokens=num_new,
+            pad_token_id=0,
+        )
+    return Case(prompt, output[0, len(prompt) :].tolist())
+
+
+@pytest.fixture(scope="module")
+def text_ids() -> list[int]:
+    return load_tokenizer(smollm2_gguf()).tokenizer.encode(TEXT, add_special_tokens=False).ids
+
+
+@pytest.fixture(scope="module")
+def cases(oracle: Any, text_ids: list[int]) -> list[Case]:
+    """20 prompts, each cut from another place of the text."""
     cases = []
     for index, length in enumerate(LENGTHS):
-        start = index * 3 % max(1, len(ids) - length)
-        prompt = ids[start : start + length]
+        start = index * 3 % max(1, len(text_ids) - length)
+        prompt = text_ids[start : start + length]
         assert len(prompt) == length
-        inputs = torch.tensor([prompt])
-        with torch.inference_mode():
-            output = model.generate(
-                inputs,
-                attention_mask=torch.ones_like(inputs),
-                do_sample=False,
-                max_new_tokens=num_new_tokens(length),
-                min_new_tokens=num_new_tokens(length),
-                pad_token_id=0,
-            )
-        cases.append(Case(prompt, output[0, length:].tolist()))
+        cases.append(case_of(oracle, prompt, num_new_tokens(length)))
     return cases
 
 
@@ -161,3 +177,21 @@ def test_with_a_prefix_cache_that_is_hit(runner: Runner, cases: list[Case]) -> N
     want = [(len(case.prompt) - 1) // BLOCK_SIZE * BLOCK_SIZE for case in some]
     assert [first[str(index + len(some))].start for index in range(len(some))] == want
     assert result.tokens == [case.want for case in some] * 2
+
+
+@pytest.mark.long
+def test_two_hundred_prompts_under_everything_at_once(runner: Runner, oracle: Any, text_ids: list[int]) -> None:
+    """Random cuts of the text, some with words swapped, in small chunks, with preemption and a prefix cache."""
+    rng = random.Random(11)
+    many = []
+    for _ in range(200):
+        length = rng.randint(1, 90)
+        start = rng.randrange(len(text_ids) - length)
+        prompt = text_ids[start : start + length]
+        if length > 4 and rng.random() < 0.5:
+            prompt[rng.randrange(length)] = rng.choice(text_ids)
+        many.append(case_of(oracle, prompt, rng.randint(4, 12)))
+    result = run(runner, many, num_blocks=24, max_num_seqs=12, max_num_batched_tokens=48, prefix_caching=True)
+    assert result.num_preemptions >= 1
+    wrong = [index for index, case in enumerate(many) if result.tokens[index] != case.want]
+    assert wrong == []
