@@ -134,6 +134,16 @@ async def test_known_attacks_are_refused(talk: Talk) -> None:
     await check_still_well(talk)
 
 
+@pytest.mark.parametrize("encoding", ["gzip", "deflate"])
+@pytest.mark.parametrize("path", ["/v1/completions", "/v1/chat/completions", "/tokenize", "/detokenize"])
+async def test_a_body_that_does_not_unpack_is_refused(talk: Talk, encoding: str, path: str) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": encoding, "Connection": "close"}
+    async with talk.session.post(path, data=b"\xffnot packed", headers=headers) as response:
+        assert response.status == 400
+        assert "cannot be read" in (await response.json())["error"]["message"]
+    assert (await talk.complete("ab", max_tokens=2, ignore_eos=True))["usage"]["completion_tokens"] == 2
+
+
 async def test_a_prompt_of_control_characters_is_just_a_prompt(talk: Talk) -> None:
     status, _ = await talk.post("/tokenize", prompt="a\x00b\u202e\ufeff")
     assert status == 200
