@@ -34,6 +34,9 @@ MAX_COUNT = 2**40
 MAX_SERIES = 4096
 """Series read from one answer, at most."""
 
+MAX_LINE_CHARS = 4096
+"""Longest line that is read: the parser's time grows with the square of a line's length."""
+
 
 def parse_sample(text: str, *, time: float) -> Sample:
     """Raises ScrapeError when a family is missing, absurd, or contradicts another."""
@@ -70,6 +73,9 @@ def _read(text: str) -> tuple[Mapping[str, float], Buckets]:
     values: dict[str, float] = {}
     buckets: dict[str, dict[float, float]] = {name: {} for name in HISTOGRAMS}
     series = 0
+    longest = max(map(len, text.split("\n")))
+    if longest > MAX_LINE_CHARS:
+        raise ScrapeError(f"a line of {longest} characters, more than {MAX_LINE_CHARS}")
     try:
         for family in text_string_to_metric_families(text):
             for sample in family.samples:
@@ -94,6 +100,8 @@ def _histogram(buckets: Buckets, name: str) -> Histogram:
     found = sorted(buckets[name].items())
     if not found:
         return Histogram()
+    if any(math.isnan(bound) for bound, _ in found):
+        raise ScrapeError(f"{name} is no histogram")
     counts = [count for _, count in found]
     finite = all(math.isfinite(count) and 0 <= count <= MAX_COUNT for count in counts)
     if not finite or counts != sorted(counts) or found[-1][0] != math.inf or found[0][0] < 0:

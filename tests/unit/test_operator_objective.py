@@ -209,6 +209,12 @@ def test_histograms_are_read_from_the_metrics() -> None:
     assert latencies.inter_token == Histogram()
 
 
+def test_a_bound_that_is_no_number_is_no_sample() -> None:
+    text = histogram_text("vllm:time_to_first_token_seconds", ["1", "2", "4"]).replace('"0.1"', '"NaN"')
+    with pytest.raises(ScrapeError, match="no histogram"):
+        parse_sample(metrics_text() + text, time=0.0)
+
+
 @pytest.mark.parametrize("counts", [["3", "1", "4"], ["1", "NaN", "4"], ["-1", "1", "2"], ["1", "2", "1e300"]])
 def test_nonsense_histograms_are_no_sample(counts: list[str]) -> None:
     with pytest.raises(ScrapeError, match="no histogram"):

@@ -38,6 +38,7 @@ def test_a_sample_holds_what_the_server_said() -> None:
         ("more than there is", metrics_text(used=90, cached=20)),
         ("no cache yet", metrics_text(total=0)),
         ("too many series", "".join(f'x{{a="{index}"}} 1\n' for index in range(5000))),
+        ("an endless line", metrics_text() + 'x{a="' + "y" * 100_000 + '"} 1\n'),
         ("broken labels", 'pagefleet_kv_blocks{state="used 1\n'),
         ("binary", "\x00\x01\x02"),
     ],
