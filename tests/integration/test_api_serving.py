@@ -401,6 +401,12 @@ async def test_unknown_fields_are_accepted_and_told_once(talk: Talk, server: Run
     assert "unknown field 'user'" not in server.log
 
 
+async def test_the_tokenizer_tells_its_special_tokens_and_template(talk: Talk) -> None:
+    info = json.loads((await talk.get("/tokenizer_info"))[1])
+    assert (info["bos_token"], info["eos_token"], info["model_max_length"]) == ("<s>", "</s>", CONTEXT)
+    assert info["chat_template"] == TEMPLATE
+
+
 async def test_models_version_and_wrong_names(talk: Talk) -> None:
     _, text = await talk.get("/v1/models")
     (model,) = json.loads(text)["data"]

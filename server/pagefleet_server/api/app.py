@@ -46,6 +46,7 @@ def make_routes(prefix: str) -> list[web.RouteDef]:
         web.post(f"{prefix}/v1/chat/completions", count_open(chat_route.post_chat_completions)),
         web.post(f"{prefix}/tokenize", text_routes.post_tokenize),
         web.post(f"{prefix}/detokenize", text_routes.post_detokenize),
+        web.get(f"{prefix}/tokenizer_info", text_routes.get_tokenizer_info),
         web.get(f"{prefix}/v1/models", status_routes.get_models),
         web.get(f"{prefix}/v1/models/{{model:.+}}", status_routes.get_model),
         web.get(f"{prefix}/version", status_routes.get_version),

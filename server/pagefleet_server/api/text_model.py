@@ -44,6 +44,17 @@ class TextModel:
         self.max_token_bytes = max(len(token.encode()) for token in loaded.tokenizer.get_vocab())
         """No token stands for more bytes of text (byte-level ones write a byte as one or two: still a bound)."""
 
+    @property
+    def tokenizer_info(self) -> dict[str, object]:
+        """Special tokens, template and size, under the names of tokenizer_config.json."""
+        loaded = self._loaded
+        return {
+            "bos_token": loaded.bos_token,
+            "eos_token": loaded.eos_token,
+            "chat_template": loaded.chat_template,
+            "vocab_size": loaded.vocab_size,
+        }
+
     async def encode(self, text: str, *, add_special_tokens: bool, max_model_len: int) -> list[int]:
         """Token ids. Raises BadRequestError for a text that cannot fit, without tokenising it."""
 

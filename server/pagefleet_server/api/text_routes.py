@@ -1,4 +1,6 @@
-"""POST /tokenize and /detokenize."""
+"""POST /tokenize and /detokenize, GET /tokenizer_info."""
+
+from collections.abc import Mapping
 
 import msgspec
 from aiohttp import web
@@ -50,5 +52,12 @@ async def post_detokenize(request: web.Request) -> web.Response:
     return _answer({"prompt": text})
 
 
-def _answer(document: dict[str, object]) -> web.Response:
+async def get_tokenizer_info(request: web.Request) -> web.Response:
+    """What clients need that render templates or count tokens themselves (vLLM's name)."""
+    service = request.app[SERVICE]
+    loaded = service.require()
+    return _answer(loaded.text.tokenizer_info | {"model_max_length": loaded.ready.max_model_len})
+
+
+def _answer(document: Mapping[str, object]) -> web.Response:
     return web.Response(body=msgspec.json.encode(document), content_type="application/json")
