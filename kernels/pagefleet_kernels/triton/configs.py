@@ -52,7 +52,7 @@ def decode_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int)
     elif widest > 256:
         tile, num_warps, num_stages = 16, 8, 3
     elif widest == 256 and (kv_bytes == 1 or device.shared_bytes < LARGE_SHARED_BYTES):
-        tile, num_stages = 32, 2
+        tile, num_warps, num_stages = 32, 8 if kv_bytes == 1 else 4, 2
     return DecodeConfig(tile=tile, split=256, max_splits=64, num_warps=num_warps, num_stages=num_stages)
 
 
@@ -70,9 +70,9 @@ def prefill_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int
     elif widest == 256 and narrowest <= 128 and large:
         rows, tile, num_stages = 128, 64, 2
     elif widest == 256:
-        rows, tile, num_stages = 128 if large else 64, 32, 2
+        rows, tile, num_stages = 128 if large else 64, 32, 2 if large or narrowest == 256 else 1
     elif widest == 128 and not large:  # two programs per multiprocessor instead of one that spills
         rows, tile, num_warps = 64, 32, 4
     elif widest <= 64 and large and device.capability >= 100:
-        rows, tile, num_stages = 128, 128, 2
+        rows, tile, num_warps, num_stages = 64, 64, 4, 3
     return PrefillConfig(rows=rows, tile=tile, num_warps=num_warps, num_stages=num_stages)
