@@ -9,7 +9,7 @@ import pytest
 from aiohttp import web
 
 from pagefleet_operator.errors import ScrapeError
-from pagefleet_operator.metrics_text import FAMILIES, parse_sample
+from pagefleet_operator.metrics_text import FAMILIES, FIRST_TOKEN, parse_sample
 from pagefleet_operator.scrape import Scraper, Target
 from pagefleet_operator.settings import ScrapeSettings
 from support.operator_objects import metrics_text
@@ -41,10 +41,22 @@ def test_a_sample_holds_what_the_server_said() -> None:
         ("an endless line", metrics_text() + 'x{a="' + "y" * 100_000 + '"} 1\n'),
         ("broken labels", 'pagefleet_kv_blocks{state="used 1\n'),
         ("binary", "\x00\x01\x02"),
+        (
+            "a bound that is no number",
+            metrics_text() + f'{FIRST_TOKEN}_bucket{{le="NaN"}} 1\n{FIRST_TOKEN}_bucket{{le="+Inf"}} 1\n',
+        ),
     ],
 )
 def test_what_cannot_be_believed_is_no_sample(name: str, text: str) -> None:
     with pytest.raises(ScrapeError):
+        parse_sample(text, time=0.0)
+
+
+@pytest.mark.parametrize("piece", ["a", '"', "\\", '\\"', "{", "=", ",", " ", 'b="c",'])
+@pytest.mark.parametrize("frame", ["{}", "a{{{}}} 1\n", 'a{{b="{}"}} 1\n', "a {}\n"])
+def test_a_line_whose_reading_would_take_long_is_not_read(piece: str, frame: str) -> None:
+    text = frame.format(piece * (ScrapeSettings().max_bytes // len(piece)))
+    with pytest.raises(ScrapeError, match="a line of"):
         parse_sample(text, time=0.0)
 
 
