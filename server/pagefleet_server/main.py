@@ -1,8 +1,10 @@
 """Entry point of `pagefleet-server`."""
 
 import asyncio
+import logging
 import os
 import sys
+from typing import NoReturn
 
 import uvloop
 
@@ -19,8 +21,20 @@ def main() -> None:
         sys.stderr.write(f"pagefleet-server: {error}\n")
         sys.exit(ExitCode.USAGE)
     configure_logging()
-    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
-        sys.exit(runner.run(Server(settings).run()))
+    serve(Server(settings))
+
+
+def serve(server: Server) -> NoReturn:
+    """Run it and end the process with its exit code.
+
+    At once: closing the loop would give SIGTERM its default action back, and a second one that comes while the
+    interpreter winds down would turn a clean drain into a death by signal.
+    """
+    code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(server.run())
+    logging.shutdown()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 if __name__ == "__main__":

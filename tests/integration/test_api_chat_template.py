@@ -87,6 +87,17 @@ def test_what_goes_wrong_in_a_template_is_the_requests_fault(source: str, want: 
         render(source)
 
 
+def test_messages_too_deep_for_a_recursive_template_are_the_requests_fault() -> None:
+    nested: Any = []
+    for _ in range(190):
+        nested = [nested]
+    walk = "{% macro walk(x) %}{% for y in x %}({{ walk(y) | trim | string | upper }}){% endfor %}{% endmacro %}"
+    with pytest.raises(BadRequestError, match="nested too deeply"):
+        render(walk + "{{ walk(tools) }}", tools=[[nested] * 2] if nested else [])
+    with pytest.raises(BadRequestError, match="nested too deeply"):
+        render("{% macro again() %}{{ again() }}{% endmacro %}{{ again() }}")
+
+
 def test_a_broken_template_is_told_at_once() -> None:
     with pytest.raises(BadRequestError, match="cannot be used"):
         ChatTemplate("{% if %}", special_tokens={})

@@ -28,9 +28,9 @@ async def started_stream(talk: Talk, **body: Any) -> "asyncio.Task[list[Any]]":
 
 
 async def test_clients_that_keep_sending_through_a_drain_lose_nothing(tmp_path: Path) -> None:
-    flags = ("--drain-delay", "1.0", "--drain-timeout", "30", "--max-num-seqs", "2")
+    flags = ("--drain-delay", "3.0", "--drain-timeout", "30", "--max-num-seqs", "2")
     async with memory_server(tmp_path, "slow-10", *flags) as talk:
-        streams = [await started_stream(talk, max_tokens=200) for _ in range(2)]
+        streams = [await started_stream(talk, max_tokens=400) for _ in range(2)]
         waiting = asyncio.create_task(talk.post("/v1/completions", **BODY))
         talk.server.signal(signal.SIGTERM)
         begun = time.monotonic()
@@ -39,7 +39,6 @@ async def test_clients_that_keep_sending_through_a_drain_lose_nothing(tmp_path: 
             return (await talk.get("/readyz"))[0] == 503
 
         await talk.until(unready, "readiness fails")
-        assert time.monotonic() - begun < 1.0, "readiness fails at once"
         assert (await talk.metrics())["pagefleet_draining"] == 1
         assert (await talk.get("/livez"))[0] == 200
 
@@ -52,7 +51,8 @@ async def test_clients_that_keep_sending_through_a_drain_lose_nothing(tmp_path: 
                     assert "Retry-After" in response.headers
                     assert (await response.json())["error"]["code"] == "draining"
                     break
-        assert time.monotonic() - begun >= 1.0, "new requests are served during the delay"
+        assert codes[0] == 200, "readiness fails at once, new requests are still served"
+        assert time.monotonic() - begun >= 3.0
         talk.server.signal(signal.SIGTERM)  # a second one does no harm
 
         for stream in streams:
@@ -115,3 +115,12 @@ async def test_an_engine_that_dies_during_the_drain_is_no_success(tmp_path: Path
         talk.server.signal(signal.SIGTERM)
         assert (await stream)[-1]["error"]["code"] == "engine_dead"
         assert await asyncio.to_thread(talk.server.wait_exit) == 1
+
+
+async def test_signals_in_a_row_up_to_the_very_end_do_no_harm(tmp_path: Path) -> None:
+    """One that came while the interpreter was winding down killed the process: a drain that looked like a crash."""
+    async with memory_server(tmp_path, "fine", "--drain-delay", "0") as talk:
+        while talk.server.process.poll() is None:
+            talk.server.signal(signal.SIGTERM)
+            await asyncio.sleep(0.001)
+        assert talk.server.process.returncode == 0

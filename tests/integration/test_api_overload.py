@@ -16,7 +16,7 @@ LONG: dict[str, Any] = {"prompt": "ab", "max_tokens": 400, "ignore_eos": True}
 
 async def test_beyond_the_queue_is_503_with_retry_after_and_the_rest_is_served(tmp_path: Path) -> None:
     async with memory_server(tmp_path, "slow-20", "--max-queue", "2", "--max-num-seqs", "2") as talk:
-        body = {"prompt": "ab", "max_tokens": 40, "ignore_eos": True}
+        body = {"prompt": "ab", "max_tokens": 100, "ignore_eos": True}
 
         async def ask() -> tuple[int, dict[str, str], dict[str, object]]:
             async with talk.session.post("/v1/completions", json=body) as response:

@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from pagefleet_server.api.errors import BadRequestError, describe_validation
-from pagefleet_server.api.protocol.chat import ChatBody
+from pagefleet_server.api.protocol.chat import ChatBody, Message
 from pagefleet_server.api.protocol.completions import CompletionBody
 from pagefleet_server.api.protocol.fields import HARMLESS, MAX_NAMES, REFUSED, UnknownFields, check_extra
 from pagefleet_server.api.protocol.tokenizing import TokenizeBody
@@ -156,6 +156,16 @@ def test_tool_call_arguments_reach_the_template_as_objects() -> None:
     (message,) = chat({"role": "assistant", "content": None, "tool_calls": [call]}).template_messages
     assert message["content"] == ""
     assert message["tool_calls"][0]["function"]["arguments"] == {"x": 1}
+
+
+@pytest.mark.parametrize("arguments", ["{", "[" * 100_000, "9" * 100_000, '"\\ud800"', '{"a": "\\udc00"}', "NaN,"])
+def test_tool_call_arguments_that_cannot_be_read_are_refused(arguments: str) -> None:
+    message = Message(
+        role="assistant", tool_calls=[{"type": "function", "function": {"name": "f", "arguments": arguments}}]
+    )
+    with pytest.raises(BadRequestError, match="no JSON") as refused:
+        message.to_template(3)
+    assert refused.value.param == "messages[3].tool_calls"
 
 
 @pytest.mark.parametrize(

@@ -202,7 +202,8 @@ def name_model(path: str) -> str:
 
 @contextlib.contextmanager
 def handle_signals(handlers: dict[signal.Signals, Callable[[], None]]) -> Iterator[None]:
-    """Call these in the running loop instead of the default actions."""
+    """Call these in the running loop instead of the default actions. Afterwards the signals are ignored: the exit code
+    is decided, and a late SIGTERM must not change it."""
     loop = asyncio.get_running_loop()
     for number, handler in handlers.items():
         loop.add_signal_handler(number, handler)
@@ -210,4 +211,4 @@ def handle_signals(handlers: dict[signal.Signals, Callable[[], None]]) -> Iterat
         yield
     finally:
         for number in handlers:
-            loop.remove_signal_handler(number)
+            signal.signal(number, signal.SIG_IGN)
