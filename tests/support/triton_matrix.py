@@ -4,9 +4,11 @@ python -m support.triton_matrix OUT.json        (with another triton first on PY
 """
 
 import json
+import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +59,7 @@ def attention(capability: int, kind: str, dtype: torch.dtype, widths: tuple[int,
     made = plans.operands(head_dim=widths[0], v_head_dim=widths[1], dtype=dtype, **features)
     launch = plans.decode(device, made) if kind == "decode" else plans.prefill(device, made)
     shown = "".join(f" {name}" if name in EVERYTHING else f" {name}={value}" for name, value in features.items())
-    # No tile size keeps Triton 3.6 from spilling here (3.9 does not): widening fp8 takes registers that wgmma holds.
+    # No tile size keeps Triton from spilling a little here: widening fp8 takes registers that wgmma holds.
     hard = capability == 90 and kind == "prefill" and dtype == FP8 and max(widths) > 128
     name = f"{kind} {str(dtype)[6:]} {widths[0]}/{widths[1]}{shown}"
     return Entry(name, device, launch, dtype != torch.float32, spill_bytes_allowed=80 if hard else 0)
@@ -135,15 +137,27 @@ def _matrix_instructions(entry: Entry, compiled: Compiled) -> int:
 
 
 def main(path: str) -> None:
-    """Write {triton, rows, faults} to path."""
+    """Write {time, commit, triton, faults, rows} to path."""
     rows, wrong = [], {}
     for entry in everything():
         row = build(entry)
         rows.append(asdict(row))
         if found := faults(entry, row):
             wrong[f"{entry.name} sm_{row.capability}"] = found
-    text = json.dumps({"triton": triton.__version__, "faults": wrong, "rows": rows}, indent=1)
-    Path(path).write_text(text, encoding="utf-8")
+    commit = subprocess.run(
+        ["git", "-C", str(Path(__file__).parent), "rev-parse", "--short", "HEAD"],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    table = {
+        "time": datetime.now(UTC).isoformat(timespec="seconds"),
+        "commit": commit.stdout.strip() or "unknown",
+        "triton": triton.__version__,
+        "faults": wrong,
+        "rows": rows,
+    }
+    Path(path).write_text(json.dumps(table, indent=1), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -90,5 +90,6 @@ def test_the_whole_matrix_builds(version: str, tmp_path: Path) -> None:
     if version != "installed":
         assert found["triton"] == version
     EVIDENCE.mkdir(parents=True, exist_ok=True)
-    (EVIDENCE / f"kernels-triton-{found['triton']}-compile.json").write_text(table.read_text(encoding="utf-8"))
+    name = f"{found['time'][:10]}-kernels_triton_{found['triton']}_compile.json"
+    (EVIDENCE / name).write_text(table.read_text(encoding="utf-8"), encoding="utf-8")
     assert found["faults"] == {}
