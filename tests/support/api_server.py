@@ -35,7 +35,9 @@ from support.memory_engine import ENGINE_COMMAND
 
 DEADLINE_SECONDS = 150.0
 TESTS = str(Path(__file__).resolve().parents[1])
-NEVER_READY = (sys.executable, "-c", "import time; time.sleep(600)")
+NEVER_READY_CODE = "import os, sys; fd = int(sys.argv[1].removeprefix('--fd='))\nwhile os.read(fd, 4096): pass"
+NEVER_READY = (sys.executable, "-c", NEVER_READY_CODE)
+"""Says nothing, and ends with its server."""
 TEMPLATE = (
     "{% for message in messages %}{% if message.role == 'tool' %}{{ raise_exception('no tools in this house') }}"
     "{% endif %}{{ message.content }} {% endfor %}"
