@@ -43,9 +43,17 @@ class Store:
         """Highest resourceVersion seen: a list that is asked for later cannot be older, unless the API went back."""
 
     def put(self, kind: str, body: Body) -> None:
-        """A body of an object; ignored when a newer one of the same object is known (our own writes come first)."""
-        if not _is_older(body, self._objects[kind].get(key_of(body))):
-            self._put(kind, body)
+        """A body of an object; ignored when a newer one of the same object is known (our own writes come first), or
+        its deletion: the reply to a write may come after the watch has told the object's end."""
+        key = key_of(body)
+        if _is_older(body, self._objects[kind].get(key)) or self._is_buried(kind, key, body):
+            return
+        self._put(kind, body)
+
+    def _is_buried(self, kind: str, key: ObjectKey, body: Body) -> bool:
+        grave = self._deleted.get((kind, key))
+        version = _resource_version(body)
+        return grave is not None and grave.isdigit() and version.isdigit() and int(version) <= int(grave)
 
     def clear(self) -> None:
         """Forget everything: the API server was set back to an earlier state."""

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import pytest
+
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.store import LLMDEPLOYMENT, POD, Store
 from support.operator_objects import llmd_body, pod_body
@@ -33,6 +35,20 @@ def test_an_object_made_anew_replaces_the_old_one() -> None:
     store.put(LLMDEPLOYMENT, body(7, "new"))
     store.drop(LLMDEPLOYMENT, body(6, "old"))
     assert version(store) == "7"
+
+
+@pytest.mark.parametrize("late", [3, 5, 6])
+@pytest.mark.parametrize("made_anew", [False, True])
+def test_a_reply_that_comes_after_the_objects_end_brings_nothing_back(late: int, made_anew: bool) -> None:
+    store = Store()
+    store.put(LLMDEPLOYMENT, body(2, "old"))
+    store.drop(LLMDEPLOYMENT, body(6, "old"))
+    if made_anew:
+        store.put(LLMDEPLOYMENT, body(7, "new"))
+    store.put(LLMDEPLOYMENT, body(late, "old"))
+    assert version(store) == ("7" if made_anew else None)
+    store.put(LLMDEPLOYMENT, body(8, "third"))
+    assert version(store) == "8"
 
 
 def test_a_list_brings_what_the_watch_missed() -> None:
