@@ -155,7 +155,8 @@ class Server:
         await self._wait_for_idle(service, LAST_WORDS_SECONDS)
         return ExitCode.BAD_MODEL if error.return_code == ExitCode.BAD_MODEL else ExitCode.FAILED
 
-    async def _drain(self, service: Service) -> ExitCode:
+    async def _drain(self, service: Service) -> ExitCode | None:
+        """None: there are no open requests because the engine died."""
         await service.drain_begun.wait()
         if service.loaded is None:
             LOGGER.info("told to end before the model was loaded")
@@ -176,6 +177,8 @@ class Server:
                 )
             )
             await self._wait_for_idle(service, LAST_WORDS_SECONDS)
+        if service.client.dead is not None:
+            return None  # _watch_engine tells
         LOGGER.info("drained")
         return ExitCode.OK
 
