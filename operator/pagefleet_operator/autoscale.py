@@ -10,6 +10,7 @@ whether to grow, and as full when the question is whether to shrink.
 """
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from statistics import median
 
@@ -46,6 +47,8 @@ class Inputs:
     """How long that takes."""
     objective: Verdict | None = None
     """None without an objective."""
+    wants: Mapping[str, int] = field(default_factory=dict)
+    """Replicas that each rule asks for; the highest wins."""
 
     def __str__(self) -> str:
         load = self.load
@@ -60,6 +63,8 @@ class Inputs:
             text += f"; rising to {self.projected_blocks:.0f} blocks within {self.start_seconds:.0f} s"
         if self.objective is not None and self.objective.ratio is not None:
             text += f"; latency {100 * self.objective.ratio:.0f} % of the objective"
+        if self.wants:
+            text += "; wanted: " + ", ".join(f"{rule} {replicas}" for rule, replicas in self.wants.items())
         return text
 
 
@@ -70,7 +75,9 @@ class Decision:
     replicas: int
     """The wanted count from now on."""
     recommended: int
-    """What the load alone asks for, before windows, policies and bounds."""
+    """What the load alone asks for, before windows, policies, bounds and budget."""
+    unbudgeted: int
+    """What `replicas` would be without a budget of devices."""
     active: bool
     """Whether the load could be judged: condition ScalingActive."""
     reason: str
@@ -84,50 +91,72 @@ class Decision:
     """The memory to hand to the next decision."""
 
 
-def decide(spec: AutoscalingSpec, fleet: Fleet, history: History, now: float) -> Decision:
-    """Decide the wanted replicas. `now` is seconds on the clock of samples and history."""
+def decide(
+    spec: AutoscalingSpec, fleet: Fleet, history: History, now: float, *, allowance: int | None = None
+) -> Decision:
+    """Decide the wanted replicas. `now` is seconds on the clock of samples and history.
+
+    `allowance`: replicas that the budget of devices leaves for this deployment (budget.py); None: no budget.
+    """
     current = fleet.replicas
     load = load_of(pod.sample for pod in fleet.sampled if pod.sample is not None)
     if current == 0:
-        return _inactive(
-            current, current, load, history, "ScalingDisabled", "spec.replicas is 0: scaling is off until it is not"
-        )
+        why = "spec.replicas is 0: scaling is off until it is not"
+        return _inactive(_Bounded(0, 0), current, load, history, "ScalingDisabled", why)
     if load.pods == 0:
         why = "no ready pod answers with metrics" if fleet.missing else "no pod is ready yet"
-        bounded = min(max(current, spec.min_replicas), spec.max_replicas)
+        bounded = _bound(spec, current, allowance)
         reason = "FailedGetMetrics" if fleet.missing else "NoReadyPods"
         return _inactive(bounded, current, load, history, reason, why + ": the replicas stay as they are")
 
     history = _learn(fleet, load, history, now)
     inputs = _inputs(spec, fleet, load, history, now)
+    inputs = replace(inputs, wants=_wants(fleet, inputs))
     recommended, reason = _recommend(fleet, inputs)
 
     window = float(max(spec.scale_down.stabilization_window_seconds, spec.scale_up.stabilization_window_seconds))
     history = history.recommended(recommended, now=now, window_seconds=window)
     stable, window_limit = stabilize(spec, recommended, current, history, now)
     paced, rate_limit = limit_rate(spec, stable, current, history, now)
-    bounded = min(max(paced, spec.min_replicas), spec.max_replicas)
-    bound_limit = "TooManyReplicas" if bounded < paced else "TooFewReplicas" if bounded > paced else None
+    bounded = _bound(spec, paced, allowance)
     return Decision(
-        replicas=bounded,
+        replicas=bounded.replicas,
         recommended=recommended,
+        unbudgeted=bounded.unbudgeted,
         active=True,
         reason=reason,
         message=str(inputs),
-        limited_by=bound_limit or rate_limit or window_limit,
+        limited_by=bounded.limited_by or rate_limit or window_limit,
         inputs=inputs,
         history=history,
     )
 
 
-def _inactive(replicas: int, current: int, load: Load, history: History, reason: str, message: str) -> Decision:
+@dataclass(frozen=True, slots=True)
+class _Bounded:
+    replicas: int
+    unbudgeted: int
+    limited_by: str | None = None
+
+
+def _bound(spec: AutoscalingSpec, wanted: int, allowance: int | None) -> _Bounded:
+    """Within minReplicas and maxReplicas, then the budget, but at least 1: 0 would switch scaling off."""
+    bounded = min(max(wanted, spec.min_replicas), spec.max_replicas)
+    limited_by = "TooManyReplicas" if bounded < wanted else "TooFewReplicas" if bounded > wanted else None
+    if allowance is not None and bounded > max(1, allowance):
+        return _Bounded(max(1, allowance), bounded, "DeviceBudget")
+    return _Bounded(bounded, bounded, limited_by)
+
+
+def _inactive(bounded: _Bounded, current: int, load: Load, history: History, reason: str, message: str) -> Decision:
     return Decision(
-        replicas=replicas,
+        replicas=bounded.replicas,
         recommended=current,
+        unbudgeted=bounded.unbudgeted,
         active=False,
         reason=reason,
         message=message,
-        limited_by=None,
+        limited_by=bounded.limited_by,
         inputs=Inputs(load=load),
         history=history,
     )
@@ -141,7 +170,7 @@ def _learn(fleet: Fleet, load: Load, history: History, now: float) -> History:
     history = history.ran(max(sample.running for sample in samples))
     history = history.demanded(load.demand_blocks, now=now)
     history = history.started((pod.name, pod.start_seconds) for pod in fleet.pods if pod.start_seconds is not None)
-    return replace(history, unsettled_at=now) if load.pods < fleet.replicas else history
+    return replace(history, unsettled_at=now) if fleet.starting else history
 
 
 def _is_queueing(sample: Sample) -> bool:
@@ -166,8 +195,7 @@ def _inputs(spec: AutoscalingSpec, fleet: Fleet, load: Load, history: History, n
     )
 
 
-def _recommend(fleet: Fleet, inputs: Inputs) -> tuple[int, str]:
-    """(replicas, rule): any signal can raise, all must agree to lower."""
+def _wants(fleet: Fleet, inputs: Inputs) -> Mapping[str, int]:
     current, missing, load = fleet.replicas, inputs.missing_pods, inputs.load
     wants = {"KVBlocks": _signal(load.demand_blocks, inputs.projected_blocks, inputs.capacity_blocks, current, missing)}
     if inputs.capacity_requests is not None:
@@ -175,8 +203,14 @@ def _recommend(fleet: Fleet, inputs: Inputs) -> tuple[int, str]:
         wants["Queue"] = _signal(requests, requests, inputs.capacity_requests, current, missing)
     if inputs.objective is not None and inputs.objective.replicas is not None:
         wants["Objective"] = inputs.objective.replicas
-    rule = max(wants, key=lambda name: wants[name])
-    wanted = wants[rule]
+    return wants
+
+
+def _recommend(fleet: Fleet, inputs: Inputs) -> tuple[int, str]:
+    """(replicas, rule): any signal can raise, all must agree to lower."""
+    current, missing, load = fleet.replicas, inputs.missing_pods, inputs.load
+    rule = max(inputs.wants, key=lambda name: inputs.wants[name])
+    wanted = inputs.wants[rule]
     if wanted < current and 2 * missing > load.pods + missing:
         return current, "MetricsMissing"
     if wanted == current:

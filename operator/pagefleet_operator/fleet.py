@@ -73,6 +73,12 @@ class Fleet:
             if pod.state is PodState.UNREACHABLE or (pod.state is PodState.READY and pod.sample is None)
         )
 
+    @property
+    def starting(self) -> int:
+        """Wanted replicas that will serve soon: not those that find no node or crash, which may never."""
+        here = (PodState.READY, PodState.UNREACHABLE, PodState.UNSCHEDULABLE, PodState.CRASHED)
+        return max(0, self.replicas - sum(pod.state in here for pod in self.pods))
+
 
 @dataclass(frozen=True, slots=True)
 class Load:

@@ -169,5 +169,6 @@ def test_old_buckets_are_forgotten_and_their_number_is_bounded() -> None:
 def test_the_decision_names_its_numbers() -> None:
     decision = decide(autoscaling(), fleet(1, sample(used=61, waiting_blocks=7, running=3, waiting=1)), History(), 0.0)
     assert decision.message == (
-        "demand 68 blocks (61 used + 7 waiting), 80 per replica at target; 3 running, 1 waiting; 1 pods sampled"
+        "demand 68 blocks (61 used + 7 waiting), 80 per replica at target; 3 running, 1 waiting; 1 pods sampled; "
+        "wanted: KVBlocks 1"
     )

@@ -225,7 +225,7 @@ def test_an_invalid_spec_keeps_the_rest_of_the_status() -> None:
 
 def test_history_survives_a_restart() -> None:
     history = History(saturation_running=7.6).recommended(5, now=NOW - 100, window_seconds=300)
-    decision = Decision(3, 2, True, "KVBlocks", "", None, Inputs(), history)
+    decision = Decision(3, 2, 3, True, "KVBlocks", "", None, Inputs(), history)
     change = {"time": timestamp(NOW - 50), "from": 3, "to": 5, "inputs": "", "reason": "KVBlocks"}
     made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 9}}, decision=decision)
     status = render(made, history, [change], NOW)
@@ -285,7 +285,7 @@ def test_the_objective_has_its_own_condition() -> None:
     assert holds(facts(pod_body("a"), spec=spec))["SLOMet"] == (True, "TooFewSamples")
     for reason, met in (("ObjectiveMissed", False), ("ObjectiveNotCapacityBound", False), ("ObjectiveMet", True)):
         inputs = Inputs(objective=Verdict(None, met=met, reason=reason))
-        decision = Decision(1, 1, True, "KVBlocks", "", None, inputs, History())
+        decision = Decision(1, 1, 1, True, "KVBlocks", "", None, inputs, History())
         assert holds(facts(pod_body("a"), spec=spec, decision=decision))["SLOMet"] == (met, reason)
 
 

@@ -1,0 +1,85 @@
+"""How a namespace's devices are shared."""
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from pagefleet_operator.budget import Claim, allowances
+from pagefleet_operator.names import ObjectKey
+
+
+def claim(
+    name: str, *, replicas: int, wanted: int, priority: int = 0, held: int | None = None, per: int = 1, minimum: int = 1
+) -> Claim:
+    return Claim(
+        ObjectKey("default", name),
+        priority=priority,
+        devices_per_replica=per,
+        replicas=replicas,
+        devices_held=replicas * per if held is None else held,
+        wanted=wanted,
+        minimum=minimum,
+    )
+
+
+def shared(devices: int, *claims: Claim) -> dict[str, int]:
+    return {key.name: replicas for key, replicas in allowances(claims, devices).items()}
+
+
+def test_with_room_everyone_gets_what_it_wants() -> None:
+    assert shared(8, claim("a", replicas=1, wanted=3), claim("b", replicas=2, wanted=4)) == {"a": 3, "b": 4}
+
+
+def test_the_last_device_goes_to_the_more_important() -> None:
+    low, high = claim("a", replicas=1, wanted=2), claim("b", replicas=1, wanted=2, priority=5)
+    assert shared(3, low, high) == {"a": 1, "b": 2}
+
+
+def test_among_equals_what_runs_stays() -> None:
+    assert shared(4, claim("a", replicas=1, wanted=3), claim("b", replicas=3, wanted=3)) == {"a": 1, "b": 3}
+
+
+def test_the_more_important_takes_back_but_waits_until_the_pod_is_gone() -> None:
+    low, high = claim("a", replicas=3, wanted=3), claim("b", replicas=1, wanted=3, priority=1)
+    assert shared(4, low, high) == {"a": 1, "b": 1}
+    leaving = claim("a", replicas=1, wanted=3, held=3)
+    assert shared(4, leaving, high) == {"a": 1, "b": 1}
+    gone = claim("a", replicas=1, wanted=3)
+    assert shared(4, gone, high) == {"a": 1, "b": 3}
+
+
+def test_surge_of_its_own_counts_against_its_growth() -> None:
+    assert shared(4, claim("a", replicas=2, wanted=4, held=3)) == {"a": 3}
+
+
+def test_minimums_come_before_the_wishes_of_the_more_important() -> None:
+    low, high = claim("a", replicas=2, wanted=2, minimum=2), claim("b", replicas=1, wanted=9, priority=9)
+    assert shared(5, low, high) == {"a": 2, "b": 3}
+
+
+def test_devices_per_replica_are_honoured() -> None:
+    assert shared(7, claim("a", replicas=1, wanted=5, per=4), claim("b", replicas=1, wanted=1, per=2)) == {
+        "a": 1,
+        "b": 1,
+    }
+
+
+CLAIMS = st.lists(
+    st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(-2, 2), st.integers(0, 3), st.integers(1, 4)),
+    max_size=5,
+)
+
+
+@settings(deadline=None)
+@given(CLAIMS, st.integers(0, 40))
+def test_nothing_grows_beyond_the_budget(rows: list[tuple[int, int, int, int, int]], devices: int) -> None:
+    claims = [
+        claim(str(index), replicas=replicas, wanted=wanted, priority=priority, held=replicas * per + extra, per=per)
+        for index, (replicas, wanted, priority, extra, per) in enumerate(rows)
+    ]
+    allowed = allowances(claims, devices)
+    for item in claims:
+        assert allowed[item.key] >= 0
+    grown = sum(max(0, allowed[item.key] - item.replicas) * item.devices_per_replica for item in claims)
+    assert grown == 0 or grown + sum(item.devices_held for item in claims) <= devices
+    # Once everything that left is gone, what is allowed fits.
+    assert sum(allowed[item.key] * item.devices_per_replica for item in claims) <= devices
