@@ -3,6 +3,8 @@
 import asyncio
 from pathlib import Path
 
+import pytest
+
 from pagefleet_localcluster.client import EVENTS, PODS, ApiError, Client
 from pagefleet_localcluster.event_recorder import BURST_PER_OBJECT, EventRecorder
 from pagefleet_localcluster.node.kubelet_server import tail_offset
@@ -57,6 +59,43 @@ async def test_a_pod_bound_past_the_scheduler_is_refused_and_can_be_deleted(tmp_
         await client.delete(PODS, "forced", "default")
         await gone(client, "forced")
         assert await ready()
+
+
+async def phase_of(client: Client, name: str) -> str:
+    return str((await status_of(client, name))["phase"])
+
+
+async def test_a_gpu_is_free_when_its_pod_has_finished_though_its_object_stays(tmp_path: Path) -> None:
+    async with running_cluster(tmp_path, gpus_per_node=1) as cluster:
+        client = cluster.client
+        limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        for name in ("first", "second"):
+            await create(client, PODS, pod(name, "true", container=limits, restartPolicy="Never"))
+
+            async def succeeded(name: str = name) -> bool:
+                return await phase_of(client, name) == "Succeeded"
+
+            await eventually(succeeded)
+
+
+@pytest.mark.parametrize("grace_seconds", [0, 1])
+async def test_a_pod_gets_the_gpu_of_one_that_is_just_going(grace_seconds: int, tmp_path: Path) -> None:
+    """The scheduler may give a slot away before the node is done with it: the pod waits, it never fails."""
+    async with running_cluster(tmp_path, gpus_per_node=1) as cluster:
+        client = cluster.client
+        limits = {"resources": {"limits": {"nvidia.com/gpu": "1"}}}
+        for index in range(8):
+            name = f"p{index}"
+            await create(client, PODS, pod(name, "sleep 100", container=limits, nodeName="local-0"))
+
+            async def running(name: str = name) -> bool:
+                phase = await phase_of(client, name)
+                if phase == "Failed":
+                    raise RuntimeError("a pod was refused the slot of one that is going")
+                return phase == "Running"
+
+            await eventually(running)
+            await client.delete(PODS, name, "default", grace_seconds=grace_seconds)
 
 
 async def test_an_active_deadline_fails_the_pod(tmp_path: Path) -> None:

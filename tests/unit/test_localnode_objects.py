@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagefleet_localcluster.launcher import ClusterSettings
-from pagefleet_localcluster.node.addresses import AddressPool, GpuSlots
+from pagefleet_localcluster.node.addresses import AddressPool, gpus_for
 from pagefleet_localcluster.node.images import ImageTable
 from pagefleet_localcluster.node.settings import NodeSettings
 from pagefleet_localcluster.objects import (
@@ -116,13 +116,11 @@ def gpu_pod(*counts: int) -> Object:
     return {"spec": {"containers": containers}}
 
 
-def test_gpu_slots_are_whole_and_come_back() -> None:
-    slots = GpuSlots(4, 4)
-    assert slots.take(gpu_pod(1, 2)) == {"c0": [4], "c1": [5, 6]}
-    assert slots.take(gpu_pod(2)) is None, "what does not fit takes nothing"
-    assert slots.take(gpu_pod(0, 1)) == {"c0": [], "c1": [7]}
-    slots.give_back([5, 6])
-    assert slots.take(gpu_pod(2)) == {"c0": [5, 6]}
+def test_gpu_slots_are_whole_and_fit_all_or_nothing() -> None:
+    assert gpus_for(gpu_pod(1, 2), [4, 5, 6, 7]) == {"c0": [4], "c1": [5, 6]}
+    assert gpus_for(gpu_pod(0, 1), [7]) == {"c0": [], "c1": [7]}
+    assert gpus_for(gpu_pod(1, 1), [7]) is None
+    assert gpus_for(gpu_pod(0), []) == {"c0": []}
 
 
 def test_image_tables_are_read_from_yaml_before_the_defaults(tmp_path: Path) -> None:

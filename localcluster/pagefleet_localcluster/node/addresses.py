@@ -38,30 +38,14 @@ class AddressPool:
         self._used.discard(address)
 
 
-class GpuSlots:
-    """Which GPU slots are free."""
-
-    def __init__(self, first: int, count: int) -> None:
-        self._free = list(range(first, first + count))
-
-    def take(self, pod: Object) -> dict[str, list[int]] | None:
-        """Slots for each container that asks for GPUs; None when there are not enough."""
-        taken: dict[str, list[int]] = {}
-        left = list(self._free)
-        for container in [*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]]:
-            limits = (container.get("resources") or {}).get("limits") or {}
-            count = int(parse_quantity(limits.get(GPU, 0)))
-            if count > len(left):
-                return None
-            taken[container["name"]], left = left[:count], left[count:]
-        self._free = left
-        return taken
-
-    @property
-    def num_free(self) -> int:
-        """Slots that no pod has."""
-        return len(self._free)
-
-    def give_back(self, slots: Sequence[int]) -> None:
-        """The pod that had them is gone."""
-        self._free = sorted([*self._free, *slots])
+def gpus_for(pod: Object, free: Sequence[int]) -> dict[str, list[int]] | None:
+    """Slots of `free` for each container that asks for GPUs; None when there are not enough."""
+    taken: dict[str, list[int]] = {}
+    left = list(free)
+    for container in [*(pod["spec"].get("initContainers") or ()), *pod["spec"]["containers"]]:
+        limits = (container.get("resources") or {}).get("limits") or {}
+        count = int(parse_quantity(limits.get(GPU, 0)))
+        if count > len(left):
+            return None
+        taken[container["name"]], left = left[:count], left[count:]
+    return taken

@@ -13,19 +13,28 @@ import aiohttp
 
 from pagefleet_localcluster.client import LEASES, NODES, PODS, UNREACHABLE, ApiError, Client
 from pagefleet_localcluster.event_recorder import EventRecorder
-from pagefleet_localcluster.node.addresses import GPU, AddressPool, GpuSlots
+from pagefleet_localcluster.node.addresses import GPU, AddressPool, gpus_for
 from pagefleet_localcluster.node.kubelet_server import KubeletServer
 from pagefleet_localcluster.node.pod import PodServices, PodWorker
 from pagefleet_localcluster.node.pod_inputs import HOST_ADDRESS
 from pagefleet_localcluster.node.process import end_stale
 from pagefleet_localcluster.node.settings import NodeSettings
 from pagefleet_localcluster.node.volumes import remove_volumes
-from pagefleet_localcluster.objects import Object, format_micro_time, format_time, is_deleted, is_pod_finished, name_of
+from pagefleet_localcluster.objects import (
+    Object,
+    format_micro_time,
+    format_time,
+    is_deleted,
+    is_pod_finished,
+    key_of,
+    name_of,
+)
 from pagefleet_localcluster.reflector import Reflector
 
 logger = logging.getLogger(__name__)
 
 LEASE_NAMESPACE = "kube-node-lease"
+SLOT_POLL_SECONDS = 0.02
 
 
 class Node:
@@ -35,7 +44,7 @@ class Node:
         self.settings = settings
         self._client = client
         self._addresses = AddressPool(settings.index, rng)
-        self._gpus = GpuSlots(settings.index * settings.gpus, settings.gpus)
+        self._gpu_slots = range(settings.index * settings.gpus, (settings.index + 1) * settings.gpus)
         self.workers: dict[str, PodWorker] = {}
         """Pod uid -> its worker."""
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -65,8 +74,11 @@ class Node:
         """End every pod's processes: SIGTERM, and SIGKILL after `stop_seconds`. Their objects stay as they are."""
         self._reflector.listeners.clear()
         tasks = list(self._tasks.values())
-        for worker in self.workers.values():
-            worker.abandon(self.settings.stop_seconds)
+        for uid, task in self._tasks.items():
+            if (worker := self.workers.get(uid)) is not None:
+                worker.abandon(self.settings.stop_seconds)
+            else:
+                task.cancel()
         if tasks:
             await asyncio.wait(tasks, timeout=self.settings.stop_seconds + 3)
         for task in tasks:
@@ -78,13 +90,8 @@ class Node:
 
     @property
     def is_idle(self) -> bool:
-        """Whether it runs nothing, and all addresses and GPU slots are free."""
-        return (
-            not self.workers
-            and not self._tasks
-            and self._addresses.num_used == 0
-            and (self._gpus.num_free == self.settings.gpus)
-        )
+        """Whether it runs nothing, and all addresses are free."""
+        return not self.workers and not self._tasks and self._addresses.num_used == 0
 
     def find(self, namespace: str, name: str) -> PodWorker | None:
         """The worker of a pod by name."""
@@ -111,27 +118,59 @@ class Node:
         """Start a pod's worker with its own address and GPU slots; a finished pod's only confirms its deletion."""
         uid = pod["metadata"]["uid"]
         assert self._http is not None
-        gpu_ids = {} if is_pod_finished(pod) else self._gpus.take(pod)
+        gpu_ids = self._gpus_for(pod)
         if gpu_ids is None:
-            task = self._tasks[uid] = asyncio.get_running_loop().create_task(self._refuse(pod))
-            task.add_done_callback(lambda _: self._tasks.pop(uid, None))
+            self._tasks[uid] = asyncio.get_running_loop().create_task(self._admit_later(pod))
             return
         services = PodServices(self.settings, self._client, self._http, self._say, self._capacity())
         worker = PodWorker(pod, services, address=self._addresses.take(), gpu_ids=gpu_ids)
         self.workers[uid] = worker
-        self._tasks[uid] = asyncio.get_running_loop().create_task(self._run_pod(uid, worker, gpu_ids))
+        self._tasks[uid] = asyncio.get_running_loop().create_task(self._run_pod(uid, worker))
 
-    async def _run_pod(self, uid: str, worker: PodWorker, gpu_ids: dict[str, list[int]]) -> None:
+    def _gpus_for(self, pod: Object) -> dict[str, list[int]] | None:
+        """Free GPU slots by container; none for a pod that will run nothing; None when there are not enough."""
+        if is_pod_finished(pod) or is_deleted(pod):
+            return {}
+        used = {slot for worker in self.workers.values() for slot in worker.gpu_slots}
+        return gpus_for(pod, [slot for slot in self._gpu_slots if slot not in used])
+
+    async def _admit_later(self, pod: Object) -> None:
+        """For want of GPU slots: wait while pods that hold some are ending (the scheduler counts a slot as free as soon
+        as its pod's object is gone, by force too), else fail the pod as a kubelet does."""
+        try:
+            while any(worker.gpu_slots and self._is_ending(worker.pod) for worker in self.workers.values()):
+                await asyncio.sleep(SLOT_POLL_SECONDS)
+                latest = self._current(pod)
+                if latest is None:
+                    return
+                pod = latest
+                if self._gpus_for(pod) is not None:
+                    self._admit(pod)
+                    return
+            await self._refuse(pod)
+        finally:
+            if self._tasks.get(pod["metadata"]["uid"]) is asyncio.current_task():
+                del self._tasks[pod["metadata"]["uid"]]
+
+    def _current(self, pod: Object) -> Object | None:
+        """The pod's newest version; None when it is gone."""
+        found = self._reflector.objects.get(key_of(pod))
+        return found if found is not None and found["metadata"]["uid"] == pod["metadata"]["uid"] else None
+
+    def _is_ending(self, pod: Object) -> bool:
+        latest = self._current(pod)
+        return latest is None or is_deleted(latest) or is_pod_finished(latest)
+
+    async def _run_pod(self, uid: str, worker: PodWorker) -> None:
         try:
             await worker.run()
         finally:
             self.workers.pop(uid, None)
             self._tasks.pop(uid, None)
             self._addresses.give_back(worker.address)
-            self._gpus.give_back([slot for slots in gpu_ids.values() for slot in slots])
 
     async def _refuse(self, pod: Object) -> None:
-        """Not enough GPU slots (someone bound the pod past the scheduler): fail it as a kubelet does."""
+        """Not enough GPU slots: someone bound the pod past the scheduler."""
         message = f"Pod was rejected: Allocate failed due to requested number of devices unavailable for {GPU}"
         self._say(pod, "Warning", "UnexpectedAdmissionError", message, "")
         status = {"phase": "Failed", "reason": "UnexpectedAdmissionError", "message": message}

@@ -50,6 +50,7 @@ class PodWorker:
         """Whether its processes are gone and only its object is left to delete."""
         self._services = services
         self._gpu_ids = gpu_ids
+        self._is_over = False
         self._folder = services.settings.directory / "pods" / pod["metadata"]["uid"]
         self._report = PodReport(pod, services.client, self._view, self._taken)
         self._inputs = PodInputs(
@@ -90,6 +91,11 @@ class PodWorker:
     def runners(self) -> dict[str, ContainerRunner]:
         """Container name -> runner."""
         return {runner.state.name: runner for runner in [*self._init, *self._main]}
+
+    @property
+    def gpu_slots(self) -> list[int]:
+        """GPU slots that its processes may still use."""
+        return [] if self._is_over else [slot for slots in self._gpu_ids.values() for slot in slots]
 
     def folder_of(self, container: str) -> ContainerFolder:
         """Where a container keeps its files."""
@@ -151,6 +157,7 @@ class PodWorker:
         plain = [r for r in self._init if r.state.name not in self._sidecars]
         await asyncio.gather(*(self._stop(runner, grace_seconds) for runner in [*self._main, *plain]))
         await self._stop_sidecars(max(0.0, until - loop.time()))
+        self._is_over = True  # before the API server hears of it: its scheduler then gives the GPUs to others
         if self._phase not in FINISHED and self._abandoned_grace_seconds is None:
             self._phase = "Failed" if any(runner.state.exit_code for runner in self._main) else "Succeeded"
         self._changed()
@@ -204,6 +211,7 @@ class PodWorker:
 
     async def _finish(self, phase: str) -> None:
         await self._stop_sidecars(self._grace_seconds)
+        self._is_over = True
         self._phase = phase
         self._changed()
 
