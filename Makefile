@@ -32,7 +32,7 @@ test-long: install
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy operator server kernels localcluster tests demo
+	$(BIN)/mypy operator server kernels localcluster plugin tests demo
 	$(BIN)/lint-imports
 
 format: install
