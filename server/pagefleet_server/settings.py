@@ -22,7 +22,10 @@ class ModelSettings:
     """Which model, and how its weights are held."""
 
     model: str
-    """Hugging Face directory or .gguf file. Required."""
+    """Hugging Face directory or .gguf file, or a model of a hub: org/name, hf://org/name@revision, either with
+    /file.gguf for one file. Required."""
+    download_dir: str | None = None
+    """Folder for models of a hub; replicas may share it. None: models in PAGEFLEET_CACHE_DIR, or ~/.cache/pagefleet."""
     served_model_name: str | None = None
     """Name in the API and in metrics labels. None: the last part of the path without suffix."""
     device: Annotated[str, Choices(("auto", "cpu", "cuda"))] = "auto"

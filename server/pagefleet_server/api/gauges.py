@@ -33,6 +33,9 @@ class GaugeView:
     linear_backend: str = ""
     start_seconds: dict[str, float] = field(default_factory=dict)
 
+    download_done_bytes: int = 0
+    download_total_bytes: int = 0
+    """0: no download, or its size is not known yet."""
     def with_engine(self, gauges: Gauges) -> "GaugeView":
         """Completed by what the engine said last."""
         return replace(
@@ -115,3 +118,11 @@ class GaugeCollector(Collector):
             counter.add_metric(list(model.values()), value)
             yield counter
         yield gauge("pagefleet_backend_info", "Kernels in use; empty until the engine is ready.", (backends | model, 1))
+        yield gauge(
+            "pagefleet_model_download_bytes", "Bytes of the model that are here.", (model, view.download_done_bytes)
+        )
+        yield gauge(
+            "pagefleet_model_download_total_bytes",
+            "Bytes of the model; 0 without a download or before its size is known.",
+            (model, view.download_total_bytes),
+        )

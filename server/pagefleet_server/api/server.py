@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import os
 import signal
 import time
 from collections.abc import Callable, Iterator
@@ -20,6 +21,8 @@ from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.client.errors import EngineDeadError
 from pagefleet_server.log import LOGGER
 from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.download import DownloadError, make_download
+from pagefleet_server.models.hub import SCHEME, hub_model
 from pagefleet_server.settings import EngineSettings, ServerSettings
 
 TEXT_THREADS = 2
@@ -128,11 +131,16 @@ class Server:
         LOGGER.info("loading %s as %r", model, service.model_name)
         loop = asyncio.get_running_loop()
         try:
-            text: TextModel = await loop.run_in_executor(pool, load_text_model, Path(model), pool)
+            fetched = await self._fetch(service)
+            model = fetched or Path(self._settings.engine.model.model)
+            text: TextModel = await loop.run_in_executor(pool, load_text_model, model, pool)
         except (ModelError, BadRequestError) as error:
             LOGGER.error("the model cannot be served: %s", error)
             return ExitCode.BAD_MODEL
-        await service.client.start()
+        except DownloadError as error:
+            LOGGER.error("the model cannot be downloaded: %s", error)
+            return ExitCode.FAILED
+        await service.client.start(model_path=None if fetched is None else str(fetched))
         try:
             ready = await service.client.wait_ready()
         except EngineDeadError:
@@ -147,6 +155,17 @@ class Server:
             ready.attention_backend,
         )
         return None
+    async def _fetch(self, service: Service) -> Path | None:
+        """Where a model of a hub lies after its download; None for one of this machine. Raises ModelError or
+        DownloadError."""
+        settings = self._settings.engine.model
+        wanted = hub_model(settings.model)
+        if wanted is None:
+            return None
+        download = make_download(wanted, settings.download_dir, os.environ)
+        service.download = download.progress
+        return await download.run()
+
 
     async def _watch_engine(self, service: Service) -> ExitCode:
         error = await service.client.on_death
@@ -198,8 +217,8 @@ class Server:
 
 
 def name_model(path: str) -> str:
-    """The last part of the path, without the suffix of a file."""
-    last = Path(path)
+    """The last part of the path or of the hub's name, without the suffix of a file and without the revision."""
+    last = Path(path.partition("@")[0] if path.startswith(SCHEME) and not path.endswith(".gguf") else path)
     return (last.stem if last.suffix == ".gguf" else last.name) or path
 
 

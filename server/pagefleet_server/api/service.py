@@ -23,6 +23,7 @@ from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.client.errors import EngineDeadError, EngineError, RequestRefusedError
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.settings import ServerSettings
+from pagefleet_server.models.download import Progress
 from pagefleet_server.wire import Ready
 
 STARTING_RETRY_SECONDS = 5
@@ -65,6 +66,8 @@ class Service:
         self.created = int(wall_clock())
         self.loaded: Loaded | None = None
         self.drain = Drain(
+        self.download: Progress | None = None
+        """Of a model of a hub; None for one of this machine."""
             delay_seconds=settings.http.drain_delay_seconds,
             timeout_seconds=settings.http.drain_timeout_seconds,
             clock=clock,
@@ -204,3 +207,5 @@ class Service:
 SERVICE = web.AppKey("service", Service)
 TENANT = web.RequestKey("tenant", str)
 """Whose request it is; there only when keys are asked for. Tenants share a full engine equally, and no cache."""
+            download_done_bytes=0 if self.download is None else self.download.done_bytes,
+            download_total_bytes=0 if self.download is None else self.download.total_bytes,

@@ -39,7 +39,11 @@ async def get_startupz(request: web.Request) -> web.Response:
     service = request.app[SERVICE]
     if service.loaded is not None and service.client.dead is None:
         return _state(200, "started", "")
-    return _state(503, "starting", _phase(service))
+    answer: dict[str, object] = {"status": "starting", "detail": _phase(service)}
+    if service.download is not None:
+        done, total = service.download.done_bytes, service.download.total_bytes
+        answer["download"] = {"done_bytes": done, "total_bytes": total}
+    return web.json_response(answer, status=503)
 
 
 async def get_metrics(request: web.Request) -> web.Response:
@@ -113,6 +117,8 @@ def _phase(service: Service) -> str:
     if service.loaded is not None:
         return "serving"
     starting = service.client.starting
+    if starting is None and service.download is not None and not service.download.finished:
+        return f"Downloading: {service.download}"
     return "starting" if starting is None else f"{starting.phase}: {starting.message}"
 
 

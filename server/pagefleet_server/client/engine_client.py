@@ -7,6 +7,7 @@ import socket
 import sys
 import time
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 
 import msgspec
 
@@ -78,9 +79,10 @@ class EngineClient:
         self.on_death: asyncio.Future[EngineDeadError] = asyncio.get_running_loop().create_future()
         """Resolved (with a result, never an exception) when the engine ended unasked; stays pending after stop()."""
 
-    async def start(self) -> None:
+    async def start(self, *, model_path: str | None = None) -> None:
         """Start the process and return at once; wait_ready() follows its start-up. Call it from the main thread: the
-        engine asks the kernel to be killed when the thread that started it ends."""
+        engine asks the kernel to be killed when the thread that started it ends. `model_path`: where a model of a hub
+        lies now."""
         if self._process is not None:
             raise RuntimeError("start() was already called; make a new EngineClient")
         ours, theirs = socket.socketpair()
@@ -88,6 +90,9 @@ class EngineClient:
             self._process = await EngineProcess.spawn(
                 (
                     *self._command,
+        settings = self._settings
+        if model_path is not None:
+            settings = replace(settings, model=replace(settings.model, model=model_path))
                     f"--fd={theirs.fileno()}",
                     f"--parent-pid={os.getpid()}",
                     f"--settings={msgspec.json.encode(self._settings).decode()}",
