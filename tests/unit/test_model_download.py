@@ -283,7 +283,7 @@ async def test_two_servers_write_once(tmp_path: Path) -> None:
         lock = tmp_path / "acme--tiny" / f"{COMMIT}.lock"
         await until(lambda: lock.exists() and lock.read_text().endswith("}"))
         lock.write_text(lock.read_text().replace(f'"pid": {os.getpid()}', '"pid": 1'))  # another process of this host
-        waiting = download(hub, tmp_path)
+        waiting = Download(TINY, tmp_path, HubClient(hub.url), sleep=Naps(), clock=lambda: 0.0)  # nothing grows stale
         second = asyncio.create_task(waiting.run())
         await until(lambda: "another replica" in waiting.progress.state)
         assert hub.gate is not None
