@@ -60,7 +60,6 @@ class Resource:
 PODS = Resource("v1", "pods", "Pod")
 NODES = Resource("v1", "nodes", "Node", namespaced=False)
 SERVICES = Resource("v1", "services", "Service")
-ENDPOINTS = Resource("v1", "endpoints", "Endpoints")
 EVENTS = Resource("v1", "events", "Event")
 CONFIG_MAPS = Resource("v1", "configmaps", "ConfigMap")
 SECRETS = Resource("v1", "secrets", "Secret")

@@ -3,23 +3,22 @@
 import datetime
 import math
 import re
+from collections import defaultdict
 from collections.abc import Iterable, Mapping
+from decimal import Decimal
 from typing import Any, TypeAlias
 
 Object: TypeAlias = dict[str, Any]
 """A Kubernetes object (or a part of one) as decoded JSON."""
 
+ZERO = Decimal(0)
+
 SAFE_ALPHABET = "bcdfghjklmnpqrstvwxz2456789"
 """Kubernetes' letters for generated names: no vowels, no look-alikes."""
 
-_QUANTITY = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i)|([numkMGTPE])|[eE]([+-]?\d+))?$")
-_BINARY = {unit: 1024 ** (i + 1) for i, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))}
-_DECIMAL = {
-    "n": 1e-9,
-    "u": 1e-6,
-    "m": 1e-3,
-    **{unit: 1000 ** (i + 1) for i, unit in enumerate(("k", "M", "G", "T", "P", "E"))},
-}
+_QUANTITY = re.compile(r"^([+-]?(?:\d+\.?\d*|\.\d+))(?:([KMGTPE]i)|([numkMGTPE])|[eE]([+-]?\d{1,4}))?$")
+_BINARY = {unit: Decimal(1024) ** (i + 1) for i, unit in enumerate(("Ki", "Mi", "Gi", "Ti", "Pi", "Ei"))}
+_POWERS = {"n": -9, "u": -6, "m": -3, "k": 3, "M": 6, "G": 9, "T": 12, "P": 15, "E": 18}
 
 
 def name_of(obj: Object) -> str:
@@ -106,13 +105,20 @@ def selector_matches(selector: Object | None, labels: Mapping[str, str]) -> bool
     )
 
 
-def parse_quantity(text: str | int | float) -> float:
+def parse_quantity(text: object) -> Decimal:
     """A resource quantity as a number in base units (cores, bytes, devices). Raises ValueError."""
-    match = _QUANTITY.match(str(text).strip())
+    match = _QUANTITY.match(str(text))
     if match is None:
         raise ValueError(f"not a quantity: {text!r} (expected a number with an optional suffix such as m, Mi or G)")
     number, binary, decimal, exponent = match.groups()
-    return float(number) * (_BINARY[binary] if binary else _DECIMAL[decimal] if decimal else 10.0 ** int(exponent or 0))
+    if binary:
+        return Decimal(number) * _BINARY[binary]
+    return Decimal(number) * Decimal(10) ** (_POWERS[decimal] if decimal else int(exponent or 0))
+
+
+def is_quantity(text: object) -> bool:
+    """Whether `parse_quantity` takes it."""
+    return _QUANTITY.match(str(text)) is not None
 
 
 def resolve_percent(value: int | str, total: int, *, round_up: bool) -> int:
@@ -125,31 +131,50 @@ def resolve_percent(value: int | str, total: int, *, round_up: bool) -> int:
     return -(-exact // 100) if round_up else exact // 100
 
 
-def pod_requests(pod: Object) -> dict[str, float]:
+def pod_requests(pod: Object) -> dict[str, Decimal]:
     """What a pod asks of a node: the larger of its containers' sum and any init container's need.
 
     Sidecars (init containers with `restartPolicy: Always`) count with the containers and with every later init
     container. A limit without a request counts as the request."""
 
-    def of(container: Object) -> dict[str, float]:
+    def of(container: Object) -> dict[str, Decimal]:
         resources = container.get("resources") or {}
         wanted = {**(resources.get("limits") or {}), **(resources.get("requests") or {})}
         return {name: parse_quantity(value) for name, value in wanted.items()}
 
-    def add(left: dict[str, float], right: Mapping[str, float]) -> dict[str, float]:
-        return {name: left.get(name, 0.0) + right.get(name, 0.0) for name in {*left, *right}}
+    def add(left: dict[str, Decimal], right: Mapping[str, Decimal]) -> dict[str, Decimal]:
+        return {name: left.get(name, ZERO) + right.get(name, ZERO) for name in {*left, *right}}
 
-    sidecars: dict[str, float] = {}
-    peak: dict[str, float] = {}
+    sidecars: dict[str, Decimal] = {}
+    peak: dict[str, Decimal] = {}
     for container in pod["spec"].get("initContainers") or ():
         need = add(sidecars, of(container))
-        peak = {name: max(peak.get(name, 0.0), need.get(name, 0.0)) for name in {*peak, *need}}
+        peak = {name: max(peak.get(name, ZERO), need.get(name, ZERO)) for name in {*peak, *need}}
         if container.get("restartPolicy") == "Always":
             sidecars = need
     total = sidecars
     for container in pod["spec"]["containers"]:
         total = add(total, of(container))
-    return {name: max(peak.get(name, 0.0), total.get(name, 0.0)) for name in {*peak, *total}}
+    return {name: max(peak.get(name, ZERO), total.get(name, ZERO)) for name in {*peak, *total}}
+
+
+def quota_usage(pods: Iterable[Object]) -> defaultdict[str, Decimal]:
+    """What pods that have not finished count against ResourceQuotas: `pods`, `requests.X`, `limits.X`, and cpu and
+    memory plain."""
+    total: defaultdict[str, Decimal] = defaultdict(Decimal)
+    for pod in pods:
+        if is_pod_finished(pod):
+            continue
+        total["pods"] += 1
+        total["count/pods"] += 1
+        for container in pod["spec"].get("containers") or ():
+            resources = container.get("resources") or {}
+            for kind in ("requests", "limits"):
+                for name, quantity in (resources.get(kind) or {}).items():
+                    total[f"{kind}.{name}"] += parse_quantity(quantity)
+                    if kind == "requests" and name in ("cpu", "memory"):
+                        total[name] += parse_quantity(quantity)
+    return total
 
 
 def is_pod_finished(pod: Object) -> bool:

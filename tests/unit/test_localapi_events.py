@@ -1,27 +1,12 @@
-"""Events: their two forms, and how long they live."""
+"""How long events live."""
 
 from typing import Any
 
-from pagefleet_localcluster.api.cluster import Cluster, format_time
+from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.event_expiry import EVENTS, expire_events
-from pagefleet_localcluster.api.event_versions import to_core, to_events_group
+from pagefleet_localcluster.objects import format_time
 
 HOUR = 3600.0
-
-
-def test_the_two_forms_of_an_event_say_the_same() -> None:
-    core = {
-        "kind": "Event",
-        "apiVersion": "v1",
-        "involvedObject": {"name": "p"},
-        "message": "m",
-        "count": 2,
-        "source": {},
-    }
-    other = to_events_group(core)
-    assert other["apiVersion"] == "events.k8s.io/v1"
-    assert (other["regarding"], other["note"], other["deprecatedCount"]) == ({"name": "p"}, "m", 2)
-    assert to_core(other) == core
 
 
 def test_events_go_an_hour_after_they_were_last_seen() -> None:

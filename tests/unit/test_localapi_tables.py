@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 
 from pagefleet_localcluster.api import pod_columns
-from pagefleet_localcluster.api.cluster import format_time
 from pagefleet_localcluster.api.json_paths import find, parse_path
-from pagefleet_localcluster.api.quantities import parse_quantity
 from pagefleet_localcluster.api.resources import builtin_resources
 from pagefleet_localcluster.api.tables import age, columns_of, row_of
+from pagefleet_localcluster.objects import format_time
 
 NOW = 1_800_000_000.0
 DAY = 86400
@@ -126,17 +125,3 @@ def test_restarts_tell_how_long_ago() -> None:
     pod = _pod(containerStatuses=[{"name": "a", "restartCount": 2, "lastState": ended, "state": RUNNING}])
     assert pod_columns.restarts(pod, lambda at: age(at, NOW)) == "2 (30s ago)"
     assert pod_columns.restarts(_pod(), lambda at: age(at, NOW)) == "0"
-
-
-@pytest.mark.parametrize(
-    ("text", "want"),
-    [("1", 1), ("500m", 0.5), ("2Gi", 2 * 2**30), ("1e3", 1000), ("1.5k", 1500), (3, 3), ("-1", -1), ("1E", 10**18)],
-)
-def test_quantities(text: Any, want: float) -> None:
-    assert float(parse_quantity(text)) == want
-
-
-@pytest.mark.parametrize("text", ["", "1 Gi", "Gi", "1Kib", "0x1", "1e", None])
-def test_what_is_no_quantity(text: Any) -> None:
-    with pytest.raises(ValueError, match="quantities"):
-        parse_quantity(text)

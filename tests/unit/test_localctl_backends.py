@@ -1,7 +1,7 @@
-"""Where a Service's traffic goes, and how its Endpoints and EndpointSlices read."""
+"""Where a Service's traffic goes, and how its EndpointSlices read."""
 
 from pagefleet_localcluster.controllers.backends import backends_of, target_port
-from pagefleet_localcluster.controllers.endpoints import endpoints_subsets, slices_of
+from pagefleet_localcluster.controllers.endpoints import slices_of
 from support.localcluster_builders import pod, service
 
 
@@ -41,22 +41,17 @@ def test_not_ready_addresses_can_be_published() -> None:
     assert [b.ready for b in backends_of(service(publishNotReadyAddresses=True), [pod(ready=False)])] == [True]
 
 
-def test_endpoints_group_by_port_numbers() -> None:
+def test_slices_group_by_port_numbers() -> None:
     pods = [
         pod("a", address="127.64.0.1", ports={"http": 8000}),
         pod("b", address="127.64.0.2", ports={"http": 8000}, ready=False),
         pod("c", address="127.64.0.3", ports={"http": 9000}),
-        pod("d", address="127.64.0.4", ports={"http": 9000}, deleted=True),
     ]
-    subsets = endpoints_subsets(backends_of(service(target="http"), pods))
-    assert [
-        (
-            [a["ip"] for a in subset.get("addresses", ())],
-            [a["ip"] for a in subset.get("notReadyAddresses", ())],
-            [p["port"] for p in subset["ports"]],
-        )
-        for subset in subsets
-    ] == [(["127.64.0.1"], ["127.64.0.2"], [8000]), (["127.64.0.3"], [], [9000])]
+    slices = slices_of(service(target="http"), backends_of(service(target="http"), pods))
+    assert [([e["addresses"][0] for e in one["endpoints"]], [p["port"] for p in one["ports"]]) for one in slices] == [
+        (["127.64.0.1", "127.64.0.2"], [8000]),
+        (["127.64.0.3"], [9000]),
+    ]
 
 
 def test_slices_tell_serving_and_terminating() -> None:

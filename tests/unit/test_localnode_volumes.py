@@ -6,11 +6,7 @@ from typing import Any
 
 import pytest
 
-from pagefleet_localcluster.client import Client
-from pagefleet_localcluster.kubeconfig import Kubeconfig
 from pagefleet_localcluster.node.environment import ConfigProblem, PodFacts
-from pagefleet_localcluster.node.pod_inputs import PodInputs
-from pagefleet_localcluster.node.settings import NodeSettings
 from pagefleet_localcluster.node.volumes import VolumeProblem, config_references, mounts_of, prepare_volumes
 from pagefleet_localcluster.objects import Object
 from support.localcluster_builders import pod
@@ -18,7 +14,7 @@ from support.localcluster_builders import pod
 
 def prepare(folder: Path, volume: Object, config: Mapping[tuple[str, str], Any] | None = None) -> Path:
     facts = PodFacts(pod("p", volumes=[{"name": "v", **volume}]), "127.64.0.1", "127.0.0.1", {}, config or {}, {})
-    return prepare_volumes(facts, folder / "pod", folder / "shared", {"vault": "t0ken"})["v"]
+    return prepare_volumes(facts, folder / "pod", folder / "shared")["v"]
 
 
 @pytest.mark.parametrize("kind", ["", "DirectoryOrCreate", "Directory"])
@@ -61,13 +57,18 @@ def test_optional_sources_may_be_absent(tmp_path: Path) -> None:
     assert [f.name for f in prepare(tmp_path, source, {("ConfigMap", "m"): {"k": "v"}}).iterdir()] == ["k"]
 
 
-def test_tokens_and_modes(tmp_path: Path) -> None:
-    token = {"serviceAccountToken": {"path": "token", "audience": "vault"}}
+def test_files_have_the_modes_that_are_asked_for(tmp_path: Path) -> None:
     config = {"configMap": {"name": "m", "items": [{"key": "k", "path": "deep/k", "mode": 0o400}]}}
-    volume = {"projected": {"defaultMode": 0o640, "sources": [token, config]}}
-    folder = prepare(tmp_path, volume, {("ConfigMap", "m"): {"k": "v"}})
-    assert (folder / "token").read_text() == "t0ken" and (folder / "token").stat().st_mode & 0o777 == 0o600
-    assert (folder / "deep" / "k").stat().st_mode & 0o777 == 0o400
+    other = {"secret": {"name": "s"}}
+    data = {("ConfigMap", "m"): {"k": "v"}, ("Secret", "s"): {"x": "y"}}
+    folder = prepare(tmp_path, {"projected": {"defaultMode": 0o640, "sources": [config, other]}}, data)
+    assert [(folder / name).stat().st_mode & 0o777 for name in ("deep/k", "x")] == [0o400, 0o640]
+
+
+def test_a_volume_that_only_a_real_cluster_has_is_refused_by_name(tmp_path: Path) -> None:
+    token = {"serviceAccountToken": {"path": "token", "audience": "vault"}}
+    with pytest.raises(VolumeProblem, match="serviceAccountToken volumes do not exist on a process node"):
+        prepare(tmp_path, {"projected": {"sources": [token]}})
 
 
 def test_bytes_survive(tmp_path: Path) -> None:
@@ -106,34 +107,3 @@ def test_everything_that_a_pod_reads_is_fetched() -> None:
         ("Secret", "e"),
         ("ConfigMap", "f"),
     }
-
-
-class TokenServer(Client):
-    """Answers only token requests, and keeps them."""
-
-    def __init__(self) -> None:
-        super().__init__(Kubeconfig("http://127.0.0.1:9"))
-        self.requests: list[tuple[str, Object]] = []
-
-    async def request(self, method: str, path: str, **options: Any) -> Object:
-        self.requests.append((path, options["body"]["spec"]))
-        return {"status": {"token": f"token for {options['body']['spec']['audiences']}"}}
-
-
-async def test_service_account_tokens_are_asked_for_this_pod(tmp_path: Path) -> None:
-    source = {"serviceAccountToken": {"path": "t", "audience": "vault", "expirationSeconds": 600}}
-    volumes = [{"name": "v", "projected": {"sources": [source]}}]
-    client = TokenServer()
-    inputs = PodInputs(
-        pod("p", volumes=volumes, serviceAccountName="sa", enableServiceLinks=False),
-        client,
-        NodeSettings("n", tmp_path / "n", tmp_path / "shared"),
-        address="127.64.0.1",
-        allocatable={},
-        folder=tmp_path / "volumes",
-    )
-    await inputs.prepare()
-    assert (tmp_path / "volumes" / "v" / "t").read_text() == "token for ['vault']"
-    reference = {"apiVersion": "v1", "kind": "Pod", "name": "p", "uid": "uid-p"}
-    want = {"audiences": ["vault"], "expirationSeconds": 600, "boundObjectRef": reference}
-    assert client.requests == [("/api/v1/namespaces/default/serviceaccounts/sa/token", want)]

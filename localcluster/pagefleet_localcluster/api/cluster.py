@@ -1,6 +1,5 @@
 """What every part of the API works on: objects, resources, time, and how names are made."""
 
-import datetime
 import random
 import uuid
 from collections.abc import Callable
@@ -9,9 +8,9 @@ from typing import Any
 
 from pagefleet_localcluster.api.resources import Registry, Resource, builtin_resources
 from pagefleet_localcluster.api.store import Name, Store, Stored
+from pagefleet_localcluster.objects import SAFE_ALPHABET, format_time
 
 Json = dict[str, Any]
-_SUFFIX_LETTERS = "bcdfghjklmnpqrstvwxz2456789"
 
 
 @dataclass
@@ -34,18 +33,8 @@ class Cluster:
 
     def name_from(self, prefix: str) -> str:
         """A name for `generateName`: the prefix and five letters."""
-        return prefix[:58] + "".join(self.rng.choices(_SUFFIX_LETTERS, k=5))
+        return prefix[:58] + "".join(self.rng.choices(SAFE_ALPHABET, k=5))
 
     def get(self, resource: Resource, name: Name) -> Stored | None:
         """The current version of an object, if it exists."""
         return self.store.get(resource.collection, name)
-
-
-def format_time(seconds: float) -> str:
-    """RFC 3339 in UTC, without fractions."""
-    return datetime.datetime.fromtimestamp(int(seconds), datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-
-
-def parse_time(text: str) -> float:
-    """Seconds since the epoch. Raises ValueError for what is no RFC 3339 time."""
-    return datetime.datetime.fromisoformat(text).timestamp()

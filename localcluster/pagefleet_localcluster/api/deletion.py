@@ -4,11 +4,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_localcluster.api import metadata
-from pagefleet_localcluster.api.cluster import Cluster, format_time, parse_time
+from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.errors import bad_request, conflict, not_found
 from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.api.store import Name, Stored, freeze
 from pagefleet_localcluster.api.strategies import strategy_of
+from pagefleet_localcluster.objects import format_time, parse_time
 
 Json = dict[str, Any]
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"

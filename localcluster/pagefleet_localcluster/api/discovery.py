@@ -86,44 +86,22 @@ def api_groups(registry: Registry) -> Json:
 def api_resources(registry: Registry, group: str, version: str) -> Json | None:
     """`GET /apis/GROUP/VERSION` and `GET /api/v1`; None when nothing is served there."""
     found: list[Json] = []
-    for resource in registry.all():
-        if (resource.group, resource.version) != (group, version):
-            continue
-        entry: Json = {
-            "name": resource.plural,
-            "singularName": resource.singular,
-            "namespaced": resource.namespaced,
-            "kind": resource.kind,
-            "verbs": list(resource.verbs),
-        }
-        if resource.short_names:
-            entry["shortNames"] = list(resource.short_names)
-        if resource.categories:
-            entry["categories"] = list(resource.categories)
-        entry["storageVersionHash"] = _hash(resource)
-        found.append(entry)
-        for name, sub_group, sub_version, kind, verbs in _subresources(resource):
-            sub: Json = {"name": f"{resource.plural}/{name}", "singularName": "", "namespaced": resource.namespaced}
-            if sub_group:
-                sub |= {"group": sub_group, "version": sub_version}
-            found.append(sub | {"kind": kind, "verbs": verbs})
-    if review := REVIEWS.get((group, version)):
-        found.append(
-            {
-                "name": review[0],
-                "singularName": review[1].lower(),
-                "namespaced": False,
-                "kind": review[1],
-                "verbs": ["create"],
-            }
-        )
+    for entry in _aggregated_resources(registry, group, version):
+        scope = {"namespaced": entry["scope"] == "Namespaced"}
+        head = {"name": entry["resource"], "singularName": entry["singularResource"], **scope}
+        head |= {"kind": entry["responseKind"]["kind"], "verbs": entry["verbs"]}
+        head |= {key: entry[key] for key in ("shortNames", "categories") if key in entry}
+        found.append(head)
+        if (resource := registry.get(group, version, entry["resource"])) is not None:
+            head["storageVersionHash"] = _hash(resource)
+            for name, sub_group, sub_version, kind, verbs in _subresources(resource):
+                shown = {"group": sub_group, "version": sub_version} if sub_group else {}
+                sub = {"name": f"{resource.plural}/{name}", "singularName": "", **scope, **shown}
+                found.append(sub | {"kind": kind, "verbs": verbs})
     if not found:
         return None
     head = {"kind": "APIResourceList"} | ({"apiVersion": "v1"} if group else {})
-    return head | {
-        "groupVersion": f"{group}/{version}" if group else version,
-        "resources": found,
-    }
+    return head | {"groupVersion": f"{group}/{version}" if group else version, "resources": found}
 
 
 def _hash(resource: Resource) -> str:

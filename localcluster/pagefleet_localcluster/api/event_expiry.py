@@ -2,7 +2,8 @@
 
 import asyncio
 
-from pagefleet_localcluster.api.cluster import Cluster, parse_time
+from pagefleet_localcluster.api.cluster import Cluster
+from pagefleet_localcluster.objects import parse_time
 
 EVENTS = ("", "events")
 _TTL_SECONDS = 3600.0

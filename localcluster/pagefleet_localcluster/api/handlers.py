@@ -21,7 +21,7 @@ from pagefleet_localcluster.api.errors import (
 from pagefleet_localcluster.api.request_info import Target, decode, decode_object
 from pagefleet_localcluster.api.store import Stored
 from pagefleet_localcluster.api.strategies import strategy_of
-from pagefleet_localcluster.api.views import View, as_stored, object_as_seen, render, render_list, view_of
+from pagefleet_localcluster.api.views import View, object_as_seen, render, render_list, view_of
 from pagefleet_localcluster.api.watch_stream import stream_watch
 
 Json = dict[str, Any]
@@ -81,8 +81,7 @@ class Handlers:
             raise method_not_allowed()
         options = write_options(request)
         body = await self._object(request, target)
-        keeper, body = as_stored(self._cluster, resource, body)
-        stored = writes.create(self._cluster, keeper, target.namespace, body, options)
+        stored = writes.create(self._cluster, resource, target.namespace, body, options)
         return self._answer(request, target, stored, options, 201)
 
     async def _update(self, request: web.Request, target: Target) -> web.Response:
@@ -90,8 +89,7 @@ class Handlers:
             raise bad_request("name must be provided")
         options = write_options(request, target.subresource)
         body = await self._object(request, target)
-        keeper, body = as_stored(self._cluster, target.resource, body)
-        stored = writes.update(self._cluster, keeper, target.key, body, options)
+        stored = writes.update(self._cluster, target.resource, target.key, body, options)
         return self._answer(request, target, stored, options, 200)
 
     async def _object(self, request: web.Request, target: Target) -> Json:
@@ -111,16 +109,10 @@ class Handlers:
                 error.details = {k: v for k, v in (error.details or {}).items() if k != "name"}
                 raise error
             body = decode_object(await request.read(), media, resource.kind, (APPLY_PATCH,))
-            keeper, config = as_stored(cluster, resource, body)
-            stored, created = writes.apply(cluster, keeper, target.key, config, options)
+            stored, created = writes.apply(cluster, resource, target.key, body, options)
             return self._answer(request, target, stored, options, 201 if created else 200)
         change = await self._change(request, target, media)
-        keeper, _ = as_stored(cluster, resource, {})
-
-        def changed(obj: Json) -> Any:
-            return as_stored(cluster, resource, change(object_as_seen(resource, obj)))[1]
-
-        stored = writes.patch(cluster, keeper, target.key, changed, options)
+        stored = writes.patch(cluster, resource, target.key, lambda obj: change(object_as_seen(resource, obj)), options)
         return self._answer(request, target, stored, options, 200)
 
     async def _change(self, request: web.Request, target: Target, media: str) -> Callable[[Json], Any]:

@@ -6,8 +6,8 @@ from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.deletion import delete, parse_delete_options
 from pagefleet_localcluster.api.errors import ApiError, bad_request, conflict, not_found
 from pagefleet_localcluster.api.resources import Resource
-from pagefleet_localcluster.api.selectors import selector_of
 from pagefleet_localcluster.api.store import Name, Stored
+from pagefleet_localcluster.objects import labels_of, selector_matches
 
 Json = dict[str, Any]
 _BUDGETS = ("policy", "poddisruptionbudgets")
@@ -62,7 +62,7 @@ def _take_disruption(cluster: Cluster, pod: Json) -> None:
     found = [
         stored
         for stored in cluster.store.all(_BUDGETS, namespace)
-        if stored.obj["spec"].get("selector") and selector_of(stored.obj["spec"]["selector"]).matches(pod)
+        if (selector := stored.obj["spec"].get("selector")) and selector_matches(selector, labels_of(pod))
     ]
     if len(found) > 1:
         text = "This pod has more than one PodDisruptionBudget, which the eviction subresource does not support."

@@ -47,8 +47,6 @@ class Resource:
     """The branches of a custom schema that carry CEL rules; None without any."""
     columns: tuple[dict[str, Any], ...] = ()
     """additionalPrinterColumns of a CRD's version."""
-    stored_as: Collection | None = None
-    """The collection that holds the objects when another resource shares them."""
     storage_version: str = ""
     """The version that objects are stored in; empty: this one."""
 
@@ -65,7 +63,7 @@ class Resource:
     @property
     def collection(self) -> Collection:
         """Where the objects are kept."""
-        return self.stored_as or (self.group, self.plural)
+        return (self.group, self.plural)
 
     @property
     def qualified(self) -> str:
@@ -73,9 +71,7 @@ class Resource:
         return f"{self.plural}.{self.group}" if self.group else self.plural
 
 
-def _builtin(
-    api_version: str, plural: str, kind: str, *, type_name: str = "", short: str = "", fields: str = "", **more: Any
-) -> Resource:
+def _builtin(api_version: str, plural: str, kind: str, *, short: str = "", fields: str = "", **more: Any) -> Resource:
     group, _, version = api_version.rpartition("/")
     return Resource(
         group=group,
@@ -84,7 +80,7 @@ def _builtin(
         kind=kind,
         singular=kind.lower(),
         list_kind=f"{kind}List",
-        schema=builtin_types().schema(type_name or kind),
+        schema=builtin_types().schema(kind),
         short_names=tuple(short.split()),
         fields=frozenset(fields.split()),
         **more,
@@ -108,7 +104,6 @@ def builtin_resources() -> tuple[Resource, ...]:
         b("v1", "pods", "Pod", short="po", fields=_POD_FIELDS, has_status=True, categories=("all",)),
         b("v1", "services", "Service", short="svc", fields="spec.clusterIP spec.type", has_status=True,
           categories=("all",)),
-        b("v1", "endpoints", "Endpoints", short="ep"),
         b("v1", "configmaps", "ConfigMap", short="cm"),
         b("v1", "secrets", "Secret", fields="type"),
         b("v1", "serviceaccounts", "ServiceAccount", short="sa"),
@@ -120,8 +115,6 @@ def builtin_resources() -> tuple[Resource, ...]:
           categories=("all",)),
         b("discovery.k8s.io/v1", "endpointslices", "EndpointSlice"),
         b("coordination.k8s.io/v1", "leases", "Lease"),
-        b("events.k8s.io/v1", "events", "Event", short="ev", type_name="EventsEvent", stored_as=("", "events"),
-          fields=_EVENT_FIELDS.replace("involvedObject", "regarding").replace("source", "reportingController")),
         b("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", short="pdb", has_status=True),
         b(_RBAC, "roles", "Role"),
         b(_RBAC, "rolebindings", "RoleBinding"),
@@ -161,7 +154,7 @@ class Registry:
 
     def by_collection(self, collection: Collection) -> Resource | None:
         """The resource (in the version that is stored) that holds a collection."""
-        found = [r for r in self._found.values() if r.collection == collection and not r.stored_as]
+        found = [r for r in self._found.values() if r.collection == collection]
         stored = [r for r in found if r.version == r.storage_version]
         return next(iter(stored or found), None)
 

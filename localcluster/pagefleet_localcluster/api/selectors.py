@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_localcluster.api.errors import bad_request
+from pagefleet_localcluster.objects import labels_of, selector_matches
 
 Json = dict[str, Any]
 _SET = re.compile(r"^(?P<key>[^\s!=<>,()]+)\s+(?P<op>in|notin)\s*\((?P<values>[^()]*)\)$")
@@ -13,39 +14,9 @@ _EQUAL = re.compile(r"^(?P<key>[^\s!=<>,()]+)\s*(?P<op>==|=|!=)\s*(?P<value>[^\s
 _EXISTS = re.compile(r"^(?P<not>!?)\s*(?P<key>[^\s!=<>,()]+)$")
 
 
-@dataclass(frozen=True)
-class Requirement:
-    """One condition on one label: `op` is in, notin, exists or absent."""
-
-    key: str
-    op: str
-    values: frozenset[str] = frozenset()
-
-    def matches(self, labels: Mapping[str, str]) -> bool:
-        """Whether these labels fulfil it; a missing label fulfils notin and absent."""
-        if self.op == "exists":
-            return self.key in labels
-        if self.op == "absent":
-            return self.key not in labels
-        held = labels.get(self.key) in self.values if self.key in labels else False
-        return held if self.op == "in" else not held
-
-
-@dataclass(frozen=True)
-class LabelSelector:
-    """All requirements must hold; none matches everything."""
-
-    requirements: tuple[Requirement, ...] = ()
-
-    def matches(self, obj: Mapping[str, Any]) -> bool:
-        """Whether the object's labels fulfil the selector."""
-        labels = obj.get("metadata", {}).get("labels") or {}
-        return all(requirement.matches(labels) for requirement in self.requirements)
-
-
-def parse_label_selector(text: str) -> LabelSelector:
-    """Reads `a=b,c!=d,e in (f,g),h,!i`. Raises ApiError 400 for anything else."""
-    return LabelSelector(tuple(_parse_requirement(part) for part in _split(text)))
+def parse_label_selector(text: str) -> Json:
+    """Reads `a=b,c!=d,e in (f,g),h,!i` as a `LabelSelector` object. Raises ApiError 400 for anything else."""
+    return {"matchExpressions": [_parse_requirement(part) for part in _split(text)]}
 
 
 def _split(text: str) -> list[str]:
@@ -53,26 +24,16 @@ def _split(text: str) -> list[str]:
     return [] if parts == [""] else parts
 
 
-def _parse_requirement(part: str) -> Requirement:
+def _parse_requirement(part: str) -> Json:
     if match := _SET.match(part):
-        return Requirement(match["key"], match["op"], frozenset(v.strip() for v in match["values"].split(",")))
+        values = [value.strip() for value in match["values"].split(",")]
+        return {"key": match["key"], "operator": "In" if match["op"] == "in" else "NotIn", "values": values}
     if match := _EQUAL.match(part):
-        return Requirement(match["key"], "notin" if match["op"] == "!=" else "in", frozenset([match["value"]]))
+        operator = "NotIn" if match["op"] == "!=" else "In"
+        return {"key": match["key"], "operator": operator, "values": [match["value"]]}
     if match := _EXISTS.match(part):
-        return Requirement(match["key"], "absent" if match["not"] else "exists")
+        return {"key": match["key"], "operator": "DoesNotExist" if match["not"] else "Exists"}
     raise bad_request(f"unable to parse requirement: found '{part}', expected: key, key=value, key in (values)")
-
-
-def selector_of(obj: Mapping[str, Any]) -> LabelSelector:
-    """Reads a `LabelSelector` object (matchLabels, matchExpressions)."""
-    found = [Requirement(k, "in", frozenset([v])) for k, v in (obj.get("matchLabels") or {}).items()]
-    ops = {"In": "in", "NotIn": "notin", "Exists": "exists", "DoesNotExist": "absent"}
-    for expression in obj.get("matchExpressions") or ():
-        op = ops.get(expression.get("operator"))
-        if op is None:
-            raise bad_request(f'"{expression.get("operator")}" is not a valid label selector operator')
-        found.append(Requirement(expression["key"], op, frozenset(expression.get("values") or ())))
-    return LabelSelector(tuple(found))
 
 
 def format_selector(obj: Mapping[str, Any]) -> str:
@@ -121,8 +82,8 @@ def _field(obj: Mapping[str, Any], path: str) -> str:
 Predicate = Callable[[Json], bool]
 
 
-def predicate(labels: LabelSelector, fields: FieldSelector) -> Predicate | None:
+def predicate(labels: Json, fields: FieldSelector) -> Predicate | None:
     """One test for both selectors, or None when everything matches."""
-    if not labels.requirements and not fields.terms:
+    if not labels["matchExpressions"] and not fields.terms:
         return None
-    return lambda obj: labels.matches(obj) and fields.matches(obj)
+    return lambda obj: selector_matches(labels, labels_of(obj)) and fields.matches(obj)

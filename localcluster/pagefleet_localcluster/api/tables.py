@@ -5,10 +5,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_localcluster.api import pod_columns
-from pagefleet_localcluster.api.cluster import parse_time
 from pagefleet_localcluster.api.json_paths import find
 from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.api.selectors import format_selector
+from pagefleet_localcluster.objects import parse_time
 
 Json = dict[str, Any]
 Cell = Callable[[Json, float], Any]
@@ -18,8 +18,10 @@ NONE, UNSET, UNKNOWN = "<none>", "<unset>", "<unknown>"
 def age(text: Any, now: float) -> str:
     """Time since a timestamp, as kubectl shortens it: `45s`, `3m5s`, `4h`, `2d`."""
     try:
-        seconds = int(now - parse_time(text))
+        seconds = int(now - parse_time(text)) if text else None
     except (TypeError, ValueError):
+        return UNKNOWN
+    if seconds is None:
         return UNKNOWN
     if seconds < 0:
         return "0s" if seconds > -2 else "<invalid>"
@@ -97,17 +99,6 @@ def _service_ports(obj: Json, _now: float) -> str:
 
 def _service_selector(obj: Json, _now: float) -> str:
     return ",".join(f"{k}={v}" for k, v in sorted((obj["spec"].get("selector") or {}).items())) or NONE
-
-
-def _endpoints(obj: Json, _now: float) -> str:
-    found = [
-        f"{address['ip']}:{port['port']}"
-        for subset in obj.get("subsets") or ()
-        for port in subset.get("ports") or ()
-        for address in subset.get("addresses") or ()
-    ]
-    more = f" + {len(found) - 3} more..." if len(found) > 3 else ""
-    return ",".join(found[:3]) + more or NONE
 
 
 def _slice_ports(obj: Json, _now: float) -> str:
@@ -197,7 +188,6 @@ _BY_COLLECTION: dict[tuple[str, str], tuple[_Column, ...]] = {
         _NAME, ("Type", _at("spec.type")), ("Cluster-IP", _at("spec.clusterIP")),
         ("External-IP", _at("spec.externalName")),
         ("Port(s)", _service_ports), _AGE, _wide("Selector", _service_selector)),
-    ("", "endpoints"): _columns(_NAME, ("Endpoints", _endpoints), _AGE),
     ("", "configmaps"): _columns(_NAME, ("Data", _size("data"), "integer"), _AGE),
     ("", "secrets"): _columns(_NAME, ("Type", _at("type")), ("Data", _size("data"), "integer"), _AGE),
     ("", "serviceaccounts"): _columns(_NAME, ("Secrets", _size("secrets"), "integer"), _AGE),

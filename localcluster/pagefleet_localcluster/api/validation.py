@@ -7,7 +7,7 @@ import re
 from typing import Any
 
 from pagefleet_localcluster.api.errors import Cause
-from pagefleet_localcluster.api.quantities import is_quantity
+from pagefleet_localcluster.objects import is_quantity
 
 Schema = dict[str, Any]
 MAX_PATTERN_CACHE = 1024

@@ -6,8 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_localcluster.api.cluster import Cluster
-from pagefleet_localcluster.api.errors import not_acceptable, wrong_version
-from pagefleet_localcluster.api.event_versions import to_core, to_events_group
+from pagefleet_localcluster.api.errors import not_acceptable
 from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.api.store import Stored
 from pagefleet_localcluster.api.tables import columns_of, row_of
@@ -43,27 +42,14 @@ def view_of(accept: str, include: str) -> View:
 
 def as_seen(resource: Resource, stored: Stored) -> bytes:
     """One object as JSON in the version that the resource serves."""
-    if resource.stored_as is None and stored.obj.get("apiVersion") == resource.api_version:
+    if stored.obj.get("apiVersion") == resource.api_version:
         return stored.text
     return json.dumps(object_as_seen(resource, stored.obj), separators=(",", ":")).encode()
 
 
 def object_as_seen(resource: Resource, obj: Json) -> Json:
     """One object in the version that the resource serves."""
-    if resource.stored_as is not None:
-        return to_events_group(obj)
     return obj if obj.get("apiVersion") == resource.api_version else obj | {"apiVersion": resource.api_version}
-
-
-def as_stored(cluster: Cluster, resource: Resource, obj: Any) -> tuple[Resource, Any]:
-    """The resource that keeps the objects of this one, and a client's object in its form. Raises ApiError 400."""
-    if resource.stored_as is None or not isinstance(obj, dict):
-        return resource, obj
-    if obj.get("apiVersion", resource.api_version) != resource.api_version:
-        raise wrong_version(obj["apiVersion"], resource.api_version)
-    keeper = cluster.registry.by_collection(resource.stored_as)
-    assert keeper is not None
-    return keeper, to_core(obj)
 
 
 def render(cluster: Cluster, resource: Resource, stored: Stored, view: View) -> bytes:

@@ -8,8 +8,8 @@ from typing import Any
 from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.errors import Cause
 from pagefleet_localcluster.api.metadata import LABEL, LABEL_TEXT
-from pagefleet_localcluster.api.selectors import selector_of
 from pagefleet_localcluster.api.validation import show
+from pagefleet_localcluster.objects import selector_matches
 
 Json = dict[str, Any]
 _TOLERATION_SECONDS = 300
@@ -102,7 +102,7 @@ def check_workload(obj: Json, old: Json | None) -> list[Cause]:
     if not selector.get("matchLabels") and not selector.get("matchExpressions"):
         text = f"Invalid value: {show(selector)}: empty selector is invalid for {obj['kind'].lower()}"
         causes.append(Cause(field="spec.selector", message=text))
-    elif not selector_of(selector).matches({"metadata": {"labels": labels}}):
+    elif not selector_matches(selector, labels):
         text = f"Invalid value: {show(labels)}: `selector` does not match template `labels`"
         causes.append(Cause(field="spec.template.metadata.labels", message=text))
     pod = template.get("spec") or {}

@@ -1,8 +1,8 @@
-"""Writes a Service's Endpoints and EndpointSlices from its pods."""
+"""Writes a Service's EndpointSlices from its pods."""
 
 from collections.abc import Sequence
 
-from pagefleet_localcluster.client import ENDPOINT_SLICES, ENDPOINTS, ApiError, Client
+from pagefleet_localcluster.client import ENDPOINT_SLICES, ApiError, Client
 from pagefleet_localcluster.controllers.backends import Backend, backends_of
 from pagefleet_localcluster.objects import (
     Object,
@@ -23,7 +23,7 @@ MANAGER = "endpointslice-controller.k8s.io"
 class EndpointsController:
     """Reconciles the endpoints of one Service at a time.
 
-    A real API server refuses loopback addresses in both objects (422): the Service is then left without them."""
+    A real API server refuses loopback addresses there (422): the Service is then left without them."""
 
     def __init__(self, client: Client, services: Reflector, pods: Reflector, slices: Reflector) -> None:
         self._client = client
@@ -38,25 +38,11 @@ class EndpointsController:
             return None
         backends = backends_of(service, self._pods.objects.values())
         try:
-            await self._write_endpoints(service, endpoints_subsets(backends))
             await self._write_slices(service, slices_of(service, backends))
         except ApiError as error:
             if error.code != 422:
                 raise
         return None
-
-    async def _write_endpoints(self, service: Object, subsets: list[Object]) -> None:
-        namespace = service["metadata"]["namespace"]
-        metadata = {"name": name_of(service), "namespace": namespace, "labels": labels_of(service)}
-        try:
-            existing = await self._client.get(ENDPOINTS, name_of(service), namespace)
-        except ApiError as error:
-            if error.code != 404:
-                raise
-            await self._client.create(ENDPOINTS, {"metadata": metadata, "subsets": subsets}, namespace)
-            return
-        if (existing.get("subsets") or []) != subsets:
-            await self._client.replace(ENDPOINTS, {**existing, "subsets": subsets})
 
     async def _write_slices(self, service: Object, wanted: list[Object]) -> None:
         namespace = service["metadata"]["namespace"]
@@ -76,22 +62,6 @@ class EndpointsController:
                 self._slices.record(await self._client.replace(ENDPOINT_SLICES, replaced))
         for name in existing:
             await self._client.delete(ENDPOINT_SLICES, name, namespace)
-
-
-def endpoints_subsets(backends: Sequence[Backend]) -> list[Object]:
-    """`subsets` of an Endpoints object: pods grouped by the port numbers that they resolve."""
-    groups: dict[tuple[tuple[str, int, str], ...], Object] = {}
-    for backend in backends:
-        if is_deleted(backend.pod):
-            continue
-        subset = groups.setdefault(backend.ports, {"ports": [_port(port) for port in backend.ports]})
-        address = {
-            "ip": backend.pod["status"]["podIP"],
-            "nodeName": backend.pod["spec"].get("nodeName"),
-            "targetRef": _reference(backend.pod),
-        }
-        subset.setdefault("addresses" if backend.ready else "notReadyAddresses", []).append(address)
-    return [groups[ports] for ports in sorted(groups)]
 
 
 def slices_of(service: Object, backends: Sequence[Backend]) -> list[Object]:

@@ -3,7 +3,7 @@
 import asyncio
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from pathlib import Path
 
 from pagefleet_localcluster.client import (
@@ -17,6 +17,7 @@ from pagefleet_localcluster.client import (
     RESOURCE_QUOTAS,
     SERVICES,
     Client,
+    Resource,
 )
 from pagefleet_localcluster.controllers.claims import ClaimController
 from pagefleet_localcluster.controllers.deployment import DeploymentController
@@ -45,35 +46,45 @@ class ControllerManager:
         node_grace_seconds: float = 40.0,
         clock: Callable[[], float] = time.time,
     ) -> None:
-        self.deployments = Reflector(client, DEPLOYMENTS)
-        self.replica_sets = Reflector(client, REPLICA_SETS)
-        self.pods = Reflector(client, PODS)
-        self.services = Reflector(client, SERVICES)
-        self.slices = Reflector(client, ENDPOINT_SLICES)
-        self.nodes = Reflector(client, NODES)
-        self.budgets = Reflector(client, DISRUPTION_BUDGETS)
-        self.claims = Reflector(client, CLAIMS)
-        self.quotas = Reflector(client, RESOURCE_QUOTAS)
+        self._reflectors: list[Reflector] = []
+        self._queues: list[WorkQueue] = []
+
+        def reflect(resource: Resource) -> Reflector:
+            self._reflectors.append(Reflector(client, resource))
+            return self._reflectors[-1]
+
+        def queue(name: str, reconcile: Callable[[str], Awaitable[float | None]]) -> WorkQueue:
+            self._queues.append(WorkQueue(name, reconcile))
+            return self._queues[-1]
+
+        self.deployments = reflect(DEPLOYMENTS)
+        self.replica_sets = reflect(REPLICA_SETS)
+        self.pods = reflect(PODS)
+        self.services = reflect(SERVICES)
+        self.nodes = reflect(NODES)
+        self.budgets = reflect(DISRUPTION_BUDGETS)
+        self.quotas = reflect(RESOURCE_QUOTAS)
+        slices, claims = reflect(ENDPOINT_SLICES), reflect(CLAIMS)
 
         deployment = DeploymentController(client, self.deployments, self.replica_sets, self.pods, clock)
         replica_set = ReplicaSetController(client, self.replica_sets, self.pods, clock)
-        scheduler = self._scheduler = Scheduler(scheduler_client or client, self.pods, self.nodes, self.claims, clock)
-        endpoints = EndpointsController(client, self.services, self.pods, self.slices)
+        scheduler = self._scheduler = Scheduler(scheduler_client or client, self.pods, self.nodes, claims, clock)
+        endpoints = EndpointsController(client, self.services, self.pods, slices)
         budget = DisruptionController(client, self.budgets, self.pods, self.replica_sets, self.deployments, clock)
         node = NodeLifecycleController(client, self.nodes, self.pods, grace_seconds=node_grace_seconds, clock=clock)
         quota = QuotaController(client, self.quotas, self.pods)
-        claim = ClaimController(client, self.claims, claims_directory)
+        claim = ClaimController(client, claims, claims_directory)
         self._proxy = ServiceProxy(client, self.services, self.pods, rng=rng)
 
-        self._deployment_queue = WorkQueue("deployment", deployment.reconcile)
-        self._replica_set_queue = WorkQueue("replica set", replica_set.reconcile)
-        self._scheduler_queue = WorkQueue("scheduler", scheduler.reconcile)
-        self._endpoints_queue = WorkQueue("endpoints", endpoints.reconcile)
-        self._budget_queue = WorkQueue("disruption budget", budget.reconcile)
-        self._node_queue = WorkQueue("node", node.reconcile)
-        self._proxy_queue = WorkQueue("service proxy", self._proxy.reconcile)
-        self._claim_queue = WorkQueue("claim", claim.reconcile)
-        self._quota_queue = WorkQueue("quota", quota.reconcile)
+        self._deployment_queue = queue("deployment", deployment.reconcile)
+        self._replica_set_queue = queue("replica set", replica_set.reconcile)
+        self._scheduler_queue = queue("scheduler", scheduler.reconcile)
+        self._endpoints_queue = queue("endpoints", endpoints.reconcile)
+        self._budget_queue = queue("disruption budget", budget.reconcile)
+        self._node_queue = queue("node", node.reconcile)
+        self._proxy_queue = queue("service proxy", self._proxy.reconcile)
+        claim_queue = queue("claim", claim.reconcile)
+        self._quota_queue = queue("quota", quota.reconcile)
         self._recorders = [c.events for c in (deployment, replica_set, scheduler, self._proxy)]
 
         self.deployments.listeners += [_each(self._deployment_queue), self._wake_budgets]
@@ -82,42 +93,21 @@ class ControllerManager:
         self.services.listeners += [_each(self._endpoints_queue), _each(self._proxy_queue)]
         self.nodes.listeners += [_each(self._node_queue), self._retry_blocked]
         self.budgets.listeners += [_each(self._budget_queue)]
-        self.claims.listeners += [_each(self._claim_queue), self._retry_blocked]
+        claims.listeners += [_each(claim_queue), self._retry_blocked]
         self.quotas.listeners += [_each(self._quota_queue)]
 
     async def run(self) -> None:
         """Run until cancelled: reflectors first, controllers once every collection has been listed."""
-        reflectors = (
-            self.deployments,
-            self.replica_sets,
-            self.pods,
-            self.services,
-            self.slices,
-            self.nodes,
-            self.budgets,
-            self.claims,
-            self.quotas,
-        )
         try:
             async with asyncio.TaskGroup() as group:
-                for reflector in reflectors:
+                for reflector in self._reflectors:
                     group.create_task(reflector.run())
                 for recorder in self._recorders:
                     group.create_task(recorder.run())
-                for reflector in reflectors:
+                for reflector in self._reflectors:
                     await reflector.synced.wait()
-                for queue in (
-                    self._deployment_queue,
-                    self._replica_set_queue,
-                    self._scheduler_queue,
-                    self._endpoints_queue,
-                    self._budget_queue,
-                    self._node_queue,
-                    self._proxy_queue,
-                    self._claim_queue,
-                    self._quota_queue,
-                ):
-                    group.create_task(queue.run())
+                for work in self._queues:
+                    group.create_task(work.run())
         finally:
             await self._proxy.close()
 

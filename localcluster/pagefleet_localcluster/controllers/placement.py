@@ -1,10 +1,12 @@
 """Which node a pod fits on, and the scheduler's words when it fits on none. Pure."""
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 
 from pagefleet_localcluster.objects import (
+    ZERO,
     Object,
     condition_of,
     controller_of,
@@ -90,12 +92,10 @@ def _obstacles(pod: Object, node: Object, placed: Sequence[Object]) -> tuple[lis
     if not _affine(spec, node):
         return ["node(s) didn't match Pod's node affinity/selector"], True
     allocatable = {key: parse_quantity(value) for key, value in node["status"].get("allocatable", {}).items()}
-    used: Counter[str] = Counter()
-    for other in placed:
-        used.update(pod_requests(other))
+    used = _used(placed)
     requests = pod_requests(pod)
     reasons = ["Too many pods"] if len(placed) + 1 > allocatable.get("pods", 110) else []
-    short = [key for key, need in requests.items() if need and used[key] + need > allocatable.get(key, 0) + 1e-9]
+    short = [key for key, need in requests.items() if need and used[key] + need > allocatable.get(key, 0)]
     reasons += [f"Insufficient {key}" for key in short]
     helpless = any(requests[key] > allocatable.get(key, 0) for key in short)
     if not reasons and _repelled(pod, placed):
@@ -152,7 +152,13 @@ def _repelled(pod: Object, placed: Sequence[Object]) -> bool:
 
 def _used_share(node: Object, placed: Sequence[Object]) -> float:
     allocatable = {key: parse_quantity(value) for key, value in node["status"].get("allocatable", {}).items()}
-    used: Counter[str] = Counter({"pods": len(placed)})
-    for other in placed:
-        used.update(pod_requests(other))
-    return sum(used[key] / size for key, size in allocatable.items() if size)
+    used = _used(placed) | {"pods": Decimal(len(placed))}
+    return float(sum(used.get(key, ZERO) / size for key, size in allocatable.items() if size))
+
+
+def _used(placed: Sequence[Object]) -> defaultdict[str, Decimal]:
+    used: defaultdict[str, Decimal] = defaultdict(Decimal)
+    for pod in placed:
+        for key, amount in pod_requests(pod).items():
+            used[key] += amount
+    return used

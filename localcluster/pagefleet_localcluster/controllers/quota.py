@@ -1,10 +1,10 @@
 """ResourceQuota status: how much of it the namespace's pods use. The API server itself refuses what exceeds it."""
 
-from collections import defaultdict
 from collections.abc import Iterable
+from decimal import Decimal
 
 from pagefleet_localcluster.client import RESOURCE_QUOTAS, Client
-from pagefleet_localcluster.objects import Object, is_pod_finished, parse_quantity
+from pagefleet_localcluster.objects import Object, quota_usage
 from pagefleet_localcluster.reflector import Reflector
 
 
@@ -32,19 +32,7 @@ class QuotaController:
 
 def used_of(hard: Iterable[str], pods: Iterable[Object]) -> dict[str, str]:
     """Quantities of the pods that have not finished, for those names of `hard` that are about pods."""
-    used: defaultdict[str, float] = defaultdict(float)
-    for pod in pods:
-        if is_pod_finished(pod):
-            continue
-        used["pods"] += 1
-        used["count/pods"] += 1
-        for container in pod["spec"]["containers"]:
-            resources = container.get("resources") or {}
-            for kind in ("requests", "limits"):
-                for name, value in (resources.get(kind) or {}).items():
-                    used[f"{kind}.{name}"] += parse_quantity(value)
-                    if kind == "requests":
-                        used[name] += parse_quantity(value)
+    used = quota_usage(pods)
     return {name: _format(used[name]) for name in hard if name in used or _is_about_pods(name)}
 
 
@@ -52,5 +40,5 @@ def _is_about_pods(name: str) -> bool:
     return name in ("pods", "count/pods", "cpu", "memory") or name.startswith(("requests.", "limits."))
 
 
-def _format(amount: float) -> str:
+def _format(amount: Decimal) -> str:
     return f"{amount:.0f}" if amount == int(amount) else f"{round(amount * 1000)}m"

@@ -1,8 +1,10 @@
 """A container's environment, command and arguments from its spec. Pure."""
 
+import math
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from decimal import Decimal
 
 from pagefleet_localcluster.objects import Object, annotations_of, labels_of, parse_quantity
 
@@ -126,8 +128,8 @@ def resource_of(reference: Object, container: Object, facts: PodFacts) -> str:
     quantity = ((container.get("resources") or {}).get(kind) or {}).get(resource)
     if quantity is None:
         quantity = facts.allocatable.get(resource, "0") if kind == "limits" else "0"
-    divisor = parse_quantity(reference.get("divisor") or "1") or 1.0
-    return str(-int(-parse_quantity(quantity) // divisor))
+    divisor = parse_quantity(reference.get("divisor") or "1") or Decimal(1)
+    return str(math.ceil(parse_quantity(quantity) / divisor))
 
 
 def _value(entry: Object, container: Object, facts: PodFacts) -> str | None:

@@ -1,4 +1,4 @@
-"""What a pod needs before its containers can start: configuration, tokens, volumes; and their commands."""
+"""What a pod needs before its containers can start: configuration, volumes; and their commands."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -45,8 +45,7 @@ class PodInputs:
         (self._settings.shared_directory / "cache").mkdir(parents=True, exist_ok=True)
         try:
             await self._fetch()
-            tokens = await self._request_tokens()
-            self._volumes = prepare_volumes(self._facts, self._folder, self._settings.shared_directory, tokens)
+            self._volumes = prepare_volumes(self._facts, self._folder, self._settings.shared_directory)
         except (ConfigProblem, OSError, ApiError, *UNREACHABLE) as error:
             raise VolumeProblem(str(error)) from error
 
@@ -87,33 +86,3 @@ class PodInputs:
         if pod["spec"].get("enableServiceLinks", True):
             services = service_variables((await self._client.list(SERVICES, namespace))["items"])
         self._facts = replace(self._facts, config=config, services=services)
-
-    async def _request_tokens(self) -> dict[str, str]:
-        """Audience -> service account token, for projected volumes that want one."""
-        metadata, spec = self._facts.pod["metadata"], self._facts.pod["spec"]
-        account = spec.get("serviceAccountName", "default")
-        path = f"/api/v1/namespaces/{metadata['namespace']}/serviceaccounts/{account}/token"
-        reference = {"apiVersion": "v1", "kind": "Pod", "name": metadata["name"], "uid": metadata["uid"]}
-        tokens: dict[str, str] = {}
-        for wanted in _token_sources(spec):
-            audience = wanted.get("audience") or ""
-            body = {
-                "apiVersion": "authentication.k8s.io/v1",
-                "kind": "TokenRequest",
-                "spec": {
-                    "audiences": [audience] if audience else [],
-                    "expirationSeconds": wanted.get("expirationSeconds", 3600),
-                    "boundObjectRef": reference,
-                },
-            }
-            tokens[audience] = (await self._client.request("POST", path, body=body))["status"]["token"]
-        return tokens
-
-
-def _token_sources(spec: Object) -> list[Object]:
-    return [
-        source["serviceAccountToken"]
-        for volume in spec.get("volumes") or ()
-        for source in (volume.get("projected") or {}).get("sources") or ()
-        if source.get("serviceAccountToken") is not None
-    ]

@@ -47,10 +47,8 @@ def decode_config(kind: str, obj: Object) -> dict[str, str]:
     return {**(obj.get("data") or {}), **{key: decode(value) for key, value in (obj.get("binaryData") or {}).items()}}
 
 
-def prepare_volumes(facts: PodFacts, folder: Path, shared: Path, tokens: Mapping[str, str]) -> dict[str, Path]:
-    """Create the pod's volumes below `folder` and return volume name -> path.
-
-    `tokens`: audience -> service account token. Raises VolumeProblem."""
+def prepare_volumes(facts: PodFacts, folder: Path, shared: Path) -> dict[str, Path]:
+    """Create the pod's volumes below `folder` and return volume name -> path. Raises VolumeProblem."""
     result: dict[str, Path] = {}
     for volume in facts.pod["spec"].get("volumes") or ():
         name = volume["name"]
@@ -65,7 +63,7 @@ def prepare_volumes(facts: PodFacts, folder: Path, shared: Path, tokens: Mapping
             result[name] = own
         else:
             own.mkdir(parents=True, exist_ok=True)
-            _write_files(own, _files_of(volume, facts, tokens))
+            _write_files(own, _files_of(volume, facts))
             result[name] = own
     return result
 
@@ -132,24 +130,22 @@ def _host_path(name: str, host: Object) -> Path:
     return path
 
 
-def _files_of(volume: Object, facts: PodFacts, tokens: Mapping[str, str]) -> dict[str, tuple[str, int]]:
+def _files_of(volume: Object, facts: PodFacts) -> dict[str, tuple[str, int]]:
     """relative path -> (text, mode) of a configMap, secret, downwardAPI or projected volume."""
     if (projected := volume.get("projected")) is not None:
         mode = projected.get("defaultMode", 0o644)
         files: dict[str, tuple[str, int]] = {}
         for source in projected.get("sources") or ():
-            files |= _source_files(volume["name"], source, facts, mode, tokens)
+            files |= _source_files(volume["name"], source, facts, mode)
         return files
     source = dict(volume)
     if "secret" in source:
         source["secret"] = {**source["secret"], "name": source["secret"]["secretName"]}
     options = source.get("configMap") or source.get("secret") or source.get("downwardAPI") or {}
-    return _source_files(volume["name"], source, facts, options.get("defaultMode", 0o644), tokens)
+    return _source_files(volume["name"], source, facts, options.get("defaultMode", 0o644))
 
 
-def _source_files(
-    volume_name: str, source: Object, facts: PodFacts, mode: int, tokens: Mapping[str, str]
-) -> dict[str, tuple[str, int]]:
+def _source_files(volume_name: str, source: Object, facts: PodFacts, mode: int) -> dict[str, tuple[str, int]]:
     for kind, key in (("ConfigMap", "configMap"), ("Secret", "secret")):
         if (reference := source.get(key)) is None:
             continue
@@ -179,8 +175,6 @@ def _source_files(
                 text = resource_of(item["resourceFieldRef"], {"name": ""}, facts)
             files[item["path"]] = (text, item.get("mode", mode))
         return files
-    if (token := source.get("serviceAccountToken")) is not None:
-        return {token["path"]: (tokens.get(token.get("audience") or "", ""), 0o600)}
     kinds = sorted(set(source) - {"name"})
     raise VolumeProblem(f'volume "{volume_name}": {", ".join(kinds)} volumes do not exist on a process node')
 
