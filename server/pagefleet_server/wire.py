@@ -103,12 +103,14 @@ class RequestOutput(msgspec.Struct, frozen=True):
     request_id: str
     token_ids: list[int]
     finish_reason: str | None = None
-    """None while it runs; at its end "stop", "length", or "error" (refused: `error` says why; the API checks first)."""
+    """None while it runs; at its end "stop", "length", or "error" (`error` says why)."""
     first_scheduled_time: float | None = None
     """Given with the first output."""
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     error: str | None = None
+    is_refused: bool = False
+    """The error is that it can never run here (the API checks first); otherwise the model failed on it."""
     logprobs: list[TokenLogprobs] | None = None
     """One for each token, when SamplingParams.logprobs is set."""
     prompt_logprobs: list[TokenLogprobs] | None = None

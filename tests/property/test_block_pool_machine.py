@@ -65,6 +65,16 @@ class PoolMachine(RuleBasedStateMachine):
         self.evictable = [block for block in self.evictable if block not in blocks]
         self.held.append(blocks)
 
+    @precondition(lambda self: self.names)
+    @rule(data=st.data())
+    def forget(self, data: st.DataObject) -> None:
+        block = data.draw(st.sampled_from(list(self.names)))
+        self.pool.forget(BlockHash(b"never heard of"))
+        self.pool.forget(self.names[block])
+        assert self.pool.find(self.names.pop(block)) is None
+        if block in self.evictable:
+            self.evictable.remove(block)
+
     @precondition(lambda self: self.held)
     @rule(data=st.data())
     def release(self, data: st.DataObject) -> None:

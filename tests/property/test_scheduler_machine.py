@@ -1,6 +1,6 @@
 """The scheduler under any arrival, abort and overlap: books balance after every step and every token is right."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import msgspec
 import pytest
@@ -8,8 +8,9 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
+from pagefleet_server.core.request import FinishReason
 from pagefleet_server.core.scheduler import Scheduler
-from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, TokenLogprobs
+from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
 from support.kv_memory_runner import KvMemoryRunner, expected_scores, expected_tokens
 from support.scheduling import make_limits, make_sampling
 
@@ -25,6 +26,7 @@ class Expected:
     is_scored: bool
     got: list[int]
     scores: list[TokenLogprobs]
+    group: list[str]
 
     def want(self) -> list[int]:
         tokens = expected_tokens(self.prompt, self.max_tokens, self.seed)
@@ -112,7 +114,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         for seed, request_id in enumerate(ids):
             scored = is_scored and seed == 0
-            self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), seed, scored, [], [])
+            self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), seed, scored, [], [], ids)
         self.scheduler.check_integrity()
 
     @rule()
@@ -152,9 +154,32 @@ class SchedulerMachine(RuleBasedStateMachine):
     @precondition(lambda self: self.in_flight)
     @rule()
     def complete(self) -> None:
+        self.take(self.in_flight[0], self.runner.execute(self.in_flight.pop(0)))
+
+    @precondition(lambda self: self.in_flight)
+    @rule(data=st.data())
+    def complete_with_a_failure(self, data: st.DataObject) -> None:
+        """The model fails on one request of the step, which ends with those that waited for its prompt; the others
+        get what they must."""
         output = self.in_flight.pop(0)
-        result, seconds = self.runner.execute(output), 0.001 * output.num_tokens
+        result = self.runner.execute(output)
+        victim = data.draw(st.sampled_from(sorted({*result.sampled, *result.prompt_logprobs, ""})))
+        group = self.live[victim].group if victim in self.live else []
+        result = replace(result, failed={victim: "not a number"})
+        failed = self.take(output, result)
+        assert victim not in self.live
+        assert failed <= {*group, victim}
+        assert (victim in failed) == bool(group)
+
+    def take(self, output: SchedulerOutput, result: StepResult) -> set[str]:
+        """Check what comes of a step; gives the requests that failed."""
+        seconds, failed = 0.001 * output.num_tokens, set()
         for new in self.scheduler.update(output, result, self.now, step_seconds=seconds):
+            if new.error is not None:
+                assert new.finish_reason is FinishReason.ERROR and not new.token_ids and not new.prompt_logprobs
+                failed.add(new.request_id)
+                del self.live[new.request_id]
+                continue
             expected = self.live[new.request_id]
             assert not (expected.got and new.prompt_logprobs), "scores after the first token"
             expected.got += new.token_ids
@@ -164,6 +189,7 @@ class SchedulerMachine(RuleBasedStateMachine):
                 assert expected.scores == (expected_scores(expected.prompt) if expected.is_scored else [])
                 del self.live[new.request_id]
         self.scheduler.check_integrity()
+        return failed
 
     @rule(steps=st.integers(1, 8))
     def run_overlapped(self, steps: int) -> None:

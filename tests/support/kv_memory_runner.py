@@ -12,6 +12,8 @@ from pagefleet_server.core.request import PLACEHOLDER_TOKEN_ID
 from pagefleet_server.core.step import SchedulerOutput, StepResult, TokenLogprobs
 
 VOCAB_SIZE = 50
+POISON_TOKEN_ID = 49
+"""With poison=True the model fails on every context that holds it."""
 
 
 def next_token(context: Sequence[int], seed: int = 0) -> int:
@@ -40,8 +42,9 @@ def expected_tokens(prompt: Sequence[int], count: int, seed: int = 0) -> list[in
 class KvMemoryRunner:
     """Executes steps in order; writes all rows before it reads any, as every layer of a model does."""
 
-    def __init__(self, *, num_blocks: int, block_size: int) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, poison: bool = False) -> None:
         self.block_size = block_size
+        self._poison = poison
         self.slots: list[int | None] = [None] * ((num_blocks + 1) * block_size)
         self.num_rows_computed = 0
         self._last_drawn: dict[str, int] = {}
@@ -62,6 +65,7 @@ class KvMemoryRunner:
                 self.num_rows_computed += 1
         sampled: dict[str, int] = {}
         scores: dict[str, list[TokenLogprobs]] = {}
+        failed: dict[str, str] = {}
         for row, tokens in zip(output.scheduled, inputs, strict=True):
             context: list[int] = []
             for position in range(row.start + len(tokens)):
@@ -69,6 +73,9 @@ class KvMemoryRunner:
                 assert token_at is not None, f"{row.request_id} reads position {position}, which nobody wrote"
                 context.append(token_at)
             assert context[row.start :] == tokens, f"{row.request_id}: another row wrote over its KV"
+            if self._poison and POISON_TOKEN_ID in context and (row.sample or row.prompt_targets):
+                failed |= dict.fromkeys((row.request_id, *(fork.request_id for fork in row.forks)), "poisoned")
+                continue
             if row.prompt_targets:
                 scores[row.request_id] = [
                     score(context[: row.start + row.scored_from + index + 1], target)
@@ -79,8 +86,8 @@ class KvMemoryRunner:
             for fork in row.forks:
                 assert row.sample
                 sampled[fork.request_id] = next_token(context, fork.sampling.seed)
-        self._last_drawn = sampled
-        return StepResult(sampled, prompt_logprobs=scores)
+        self._last_drawn = sampled | dict.fromkeys(failed, POISON_TOKEN_ID)
+        return StepResult(sampled, prompt_logprobs=scores, failed=failed)
 
     def _slot(self, block_ids: Sequence[int], position: int) -> int:
         block_id = block_ids[position // self.block_size]

@@ -1,7 +1,8 @@
 """ENGINE_COMMAND: the real engine process around the runner without a model.
 
 The model's name says what goes wrong: "fine", "missing", "no-memory", "fails-at-N" (step N raises), "stalls-at-N"
-(step N sleeps without end), "slow-N" (each step takes N ms).
+(step N sleeps without end), "slow-N" (each step takes N ms), "poison" (requests fail whose context holds
+POISON_TOKEN_ID), "broken-at-N" (from step N on, every request fails).
 """
 
 import sys
@@ -49,7 +50,11 @@ class MemoryEngineRunner(KvMemoryRunner):
 
     def __init__(self, settings: EngineSettings) -> None:
         assert settings.cache.num_kv_blocks is not None
-        super().__init__(num_blocks=settings.cache.num_kv_blocks, block_size=settings.cache.block_size)
+        super().__init__(
+            num_blocks=settings.cache.num_kv_blocks,
+            block_size=settings.cache.block_size,
+            poison=settings.model.model == "poison",
+        )
         self.num_blocks = settings.cache.num_kv_blocks
         self.max_model_len = self.num_blocks * self.block_size
         self.start_seconds = {"load_weights": 0.0}
@@ -65,7 +70,18 @@ class MemoryEngineRunner(KvMemoryRunner):
             raise RuntimeError("the device is lost")
         elif self._num_steps == self._number and self._fault == "stalls-at":
             time.sleep(1e6)
-        return super().execute(output)
+        result = super().execute(output)
+        if self._is_broken:
+            return StepResult({}, failed=dict.fromkeys(result.sampled, "not a number"))
+        return result
+
+    def check(self) -> None:
+        if self._is_broken:
+            raise RuntimeError("the model gives no numbers any more")
+
+    @property
+    def _is_broken(self) -> bool:
+        return self._fault == "broken-at" and self._num_steps >= self._number
 
 
 def build_runner(settings: EngineSettings, progress: Progress) -> MemoryEngineRunner:

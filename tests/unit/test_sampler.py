@@ -10,7 +10,7 @@ from pagefleet_server.core.step import ScheduledRequest, TokenHistory
 from pagefleet_server.runner.counter_rng import uniform
 from pagefleet_server.runner.distribution import BLOCK, Distribution, distribution
 from pagefleet_server.runner.rows import Row
-from pagefleet_server.runner.sampler import SamplingError, sample
+from pagefleet_server.runner.sampler import sample
 from support.transformers_sampling import transformers_probabilities
 
 VOCAB = 3000
@@ -158,11 +158,17 @@ def test_mixed_rows_are_drawn_each_by_its_own_rule() -> None:
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
-def test_logits_that_are_no_numbers_name_the_request(bad: float) -> None:
-    logits = torch.zeros(2, 30)
+def test_logits_that_are_no_numbers_fail_their_request_alone(bad: float) -> None:
+    logits = torch.zeros(3, 30)
     logits[1, 4] = bad
-    with pytest.raises(SamplingError, match="request b"):
-        sample(logits, [request_of(params_of(), name=name) for name in "ab"])
+    result = sample(logits, [request_of(params_of(seed=seed), name=name) for seed, name in enumerate("abc")])
+    assert list(result.sampled) == ["a", "c"]
+    assert list(result.failed) == ["b"] and str(bad) in result.failed["b"]
+
+
+def test_logits_that_are_all_forbidden_by_the_model_fail_their_request() -> None:
+    result = sample(torch.full((1, 30), -torch.inf), [request_of(params_of())])
+    assert list(result.failed) == ["r"] and not result.sampled
 
 
 @pytest.mark.parametrize("num_top", [0, 1, 5, VOCAB + 9])

@@ -20,7 +20,7 @@ from pagefleet_server.api.protocol.fields import UnknownFields
 from pagefleet_server.api.text_model import TextModel
 from pagefleet_server.api.tracker import Tracker
 from pagefleet_server.client.engine_client import EngineClient
-from pagefleet_server.client.errors import EngineDeadError, EngineError, RequestRefusedError
+from pagefleet_server.client.errors import EngineDeadError, EngineError, RequestFailedError, RequestRefusedError
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.settings import ServerSettings
 from pagefleet_server.models.download import Progress
@@ -65,9 +65,9 @@ class Service:
         """None: everybody may ask."""
         self.created = int(wall_clock())
         self.loaded: Loaded | None = None
-        self.drain = Drain(
         self.download: Progress | None = None
         """Of a model of a hub; None for one of this machine."""
+        self.drain = Drain(
             delay_seconds=settings.http.drain_delay_seconds,
             timeout_seconds=settings.http.drain_timeout_seconds,
             clock=clock,
@@ -170,6 +170,8 @@ class Service:
         """A failed engine call as an answer."""
         if isinstance(error, RequestRefusedError):
             return BadRequestError(str(error))
+        if isinstance(error, RequestFailedError):
+            return ApiError(str(error), code="request_failed")
         if isinstance(error, DrainExpiredError):
             return UnavailableError(Refusal("draining", str(error), ELSEWHERE_RETRY_SECONDS))
         if isinstance(error, EngineDeadError):

@@ -12,7 +12,12 @@ from dataclasses import replace
 import msgspec
 
 from pagefleet_server.client.engine_process import EngineProcess
-from pagefleet_server.client.errors import EngineDeadError, EngineNotReadyError, RequestRefusedError
+from pagefleet_server.client.errors import (
+    EngineDeadError,
+    EngineNotReadyError,
+    RequestFailedError,
+    RequestRefusedError,
+)
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.engine.exit_code import describe_exit
@@ -285,7 +290,7 @@ class EngineClient:
         if output.error is None:
             stream.put(output)
         else:
-            stream.fail(RequestRefusedError(output.error))
+            stream.fail((RequestRefusedError if output.is_refused else RequestFailedError)(output.error))
 
     async def _bury(self, reason: str | None) -> None:
         """The connection is over: learn why, tell everyone, leave no process."""

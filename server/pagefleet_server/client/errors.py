@@ -19,5 +19,9 @@ class EngineDeadError(EngineError):
         """As subprocess gives it (negative: signal); None when the process had not been reaped yet."""
 
 
+class RequestFailedError(EngineError):
+    """The model failed on this request; others go on. Answer 500."""
+
+
 class RequestRefusedError(EngineError):
     """This request can never run here; the message has the numbers. Answer 400."""

@@ -154,6 +154,17 @@ class BlockPool:
         """True when nobody holds the block, so that sharing it takes one from num_available."""
         return self._blocks[block_id].references == 0
 
+    def forget(self, block_hash: BlockHash) -> None:
+        """This content is not findable any more, if it was; its holders keep it."""
+        block = self._cached.get(block_hash)
+        if block is None:
+            return
+        self._forget(block)
+        if block.references == 0:
+            self._num_cached_idle -= 1
+            self._free.remove(block)
+            self._free.prepend(block)  # without content it goes before every cached block
+
     def forget_cached(self) -> None:
         """Nothing is findable any more. Held blocks keep their content for their holders."""
         for block in list(self._cached.values()):

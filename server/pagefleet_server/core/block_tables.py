@@ -153,6 +153,11 @@ class BlockTables:
             self.pool.register(request.block_ids[index], hashes[index])
         request.num_registered = num_full
 
+    def forget(self, request: Request) -> None:
+        """Nobody finds what this request computed: its content is not to be trusted."""
+        for block_hash in request.block_hashes:
+            self.pool.forget(block_hash)
+
     def release(self, request: Request, *, fence_step: int | None) -> None:
         """Give up everything the request holds; with a fence only once that step is done."""
         self._promised -= request.promised_blocks

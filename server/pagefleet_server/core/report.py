@@ -23,6 +23,8 @@ class NewTokens:
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the next prompt tokens (the second is the first to have one), when the request asked for them; then
     token_ids may be empty."""
+    error: str | None = None
+    """Why it ended with FinishReason.ERROR."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +61,20 @@ def token_news(request: Request, token_id: int, result: StepResult, *, is_first:
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         logprobs=None if logprobs is None else [logprobs],
+    )
+
+
+def failure_news(request: Request, reason: str) -> NewTokens:
+    """The end of a request that failed."""
+    return NewTokens(
+        request_id=request.request_id,
+        token_ids=[],
+        finish_reason=FinishReason.ERROR,
+        first_scheduled_time=None,
+        num_cached_tokens=request.num_cached_tokens,
+        num_preemptions=request.num_preemptions,
+        logprobs=None,
+        error=reason,
     )
 
 

@@ -91,7 +91,7 @@ class Roster:
             return False
         leader = self._leaders.pop(request_id, None)
         if leader is not None:
-            self._unseat(request, leader)
+            self._unseat(request, leader, FinishReason.ABORT)
         elif request.siblings:
             request.is_muted = True
             del self.requests[request_id]
@@ -111,12 +111,24 @@ class Roster:
         if not request.is_muted:
             del self.requests[request.request_id]
 
+    def fail(self, request: Request) -> list[Request]:
+        """The model failed on it: it ends, and nobody shares what it computed. Gives those to be told: siblings that
+        waited for it, too, but no muted leader."""
+        told = [ended for ended in (request, *request.siblings) if not ended.is_muted]
+        self.tables.forget(request)
+        for sibling in list(request.siblings):
+            del self._leaders[sibling.request_id]
+            self._unseat(sibling, request, FinishReason.ERROR)
+        if request.state is not RequestState.FINISHED:
+            self.end(request, FinishReason.ERROR)
+        return told
+
     def check_integrity(self, *, max_seats: int) -> None:
         """Raise AuditError or PoolError unless every conservation law holds. O(blocks + requests)."""
         self.tables.check_integrity(self.running)
         check_requests(self.requests, self.running, list(self.waiting), self.tables, max_seats=max_seats)
 
-    def _unseat(self, sibling: Request, leader: Request) -> None:
+    def _unseat(self, sibling: Request, leader: Request, reason: FinishReason) -> None:
         """A sibling that has not begun leaves; a muted leader without siblings has nobody to compute for."""
         waits = leader.state is not RequestState.RUNNING
         if waits:
@@ -124,10 +136,10 @@ class Roster:
         leader.siblings.remove(sibling)
         if waits:
             self.tables.queue(leader)
-        sibling.finish(FinishReason.ABORT)
+        sibling.finish(reason)
         del self.requests[sibling.request_id]
         if not leader.num_seats:
-            self.end(leader, FinishReason.ABORT)
+            self.end(leader, reason)
 
     def _release(self, request: Request) -> None:
         in_flight = self.oldest_in_flight is not None and request.last_step_id >= self.oldest_in_flight

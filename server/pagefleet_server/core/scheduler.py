@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pagefleet_server.core.block_tables import BlockTables
 from pagefleet_server.core.chunk_policy import ChunkPolicy
 from pagefleet_server.core.limits import SchedulerLimits, why_impossible
-from pagefleet_server.core.report import NewTokens, SchedulerCounts, score_news, token_news
+from pagefleet_server.core.report import NewTokens, SchedulerCounts, failure_news, score_news, token_news
 from pagefleet_server.core.request import FinishReason, Request, RequestState
 from pagefleet_server.core.roster import Roster
 from pagefleet_server.core.sampling_params import SamplingParams
@@ -193,10 +193,10 @@ class Scheduler:
         self._tables.lift_fences(step.step_id)
         if step_seconds is not None:
             self._chunks.observe(step.work, step_seconds)
-        news: list[NewTokens] = []
+        news = self._failures(step, result)
         for request in step.drawing:
             if request.state is RequestState.FINISHED:
-                continue  # aborted, or ended by the step before: the token is stale
+                continue  # aborted, failed, or ended by the step before: the token is stale
             token_id = result.sampled.get(request.request_id)
             if token_id is None:
                 raise SchedulerError(f"step {step.step_id} drew no token for request {request.request_id}")
@@ -301,13 +301,22 @@ class Scheduler:
             prompt_targets=prompt_targets,
         )
 
+    def _failures(self, step: _StepInFlight, result: StepResult) -> list[NewTokens]:
+        """End the requests that the model failed on."""
+        news = []
+        for request in dict.fromkeys((*step.scoring, *step.drawing)):
+            reason = result.failed.get(request.request_id)
+            if reason is not None and request.state is not RequestState.FINISHED:
+                news += [failure_news(ended, reason) for ended in self._roster.fail(request)]
+        return news
+
     def _scores(self, step: _StepInFlight, result: StepResult) -> list[NewTokens]:
         """Prompt tokens that this step scored, for requests that still live, ahead of their tokens."""
         news = []
         for request in step.scoring:
+            if request.finish_reason in (FinishReason.ABORT, FinishReason.ERROR) or request.is_muted:
+                continue
             if request.request_id not in result.prompt_logprobs:
                 raise SchedulerError(f"step {step.step_id} did not score the prompt of request {request.request_id}")
-            if request.finish_reason is FinishReason.ABORT or request.is_muted:
-                continue
             news.append(score_news(request, result))
         return news

@@ -94,3 +94,5 @@ class StepResult:
     """request_id -> of its token, for requests that asked (SamplingParams.logprobs)."""
     prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=lambda: MappingProxyType({}))
     """request_id -> of its prompt_targets, for rows that have some."""
+    failed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
+    """request_id -> why it has no token (or no scores): it ends with this reason, the others go on."""

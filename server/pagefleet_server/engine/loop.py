@@ -1,14 +1,18 @@
 """The step loop: read the inbox, schedule, execute, update, report. Synchronous, one thread."""
 
+import logging
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
 from pagefleet_server.core.report import NewTokens, SchedulerCounts
 from pagefleet_server.core.scheduler import RequestRefused, Scheduler
+from pagefleet_server.core.step import StepResult
 from pagefleet_server.engine.channel import Channel
 from pagefleet_server.engine.runner_protocol import Runner
 from pagefleet_server.wire import AbortRequests, AddRequests, Gauges, RequestOutput, ResetPrefixCache, StepDone, Stop
+
+_logger = logging.getLogger(__name__)
 
 MAX_MESSAGES_PER_STEP = 64
 """So many messages are read between two steps; the rest waits in the socket."""
@@ -75,7 +79,7 @@ class EngineLoop:
                     )
                 except RequestRefused as refusal:
                     return [
-                        RequestOutput(request_id, [], finish_reason="error", error=str(refusal))
+                        RequestOutput(request_id, [], finish_reason="error", error=str(refusal), is_refused=True)
                         for request_id in message.request_ids
                     ]
             case ResetPrefixCache():
@@ -93,6 +97,8 @@ class EngineLoop:
             raise RuntimeError("requests wait, no step is in flight, and the scheduler has nothing to do")
         result = self.runner.execute(output)
         ended = self.clock()
+        if result.failed:
+            self._judge(result)
         news = self.scheduler.update(output, result, ended, step_seconds=ended - began)
         self.channel.send(
             StepDone(
@@ -105,6 +111,14 @@ class EngineLoop:
         )
 
 
+    def _judge(self, result: StepResult) -> None:
+        """Requests failed: they alone, or everything?"""
+        request_id, reason = next(iter(result.failed.items()))
+        _logger.error("%d requests of a step failed; %s: %s", len(result.failed), request_id, reason)
+        if not result.sampled:
+            self.runner.check()
+
+
 def output_of(new: NewTokens) -> RequestOutput:
     """The wire's form of one request's new tokens."""
     return RequestOutput(
@@ -114,6 +128,7 @@ def output_of(new: NewTokens) -> RequestOutput:
         first_scheduled_time=new.first_scheduled_time,
         num_cached_tokens=new.num_cached_tokens,
         num_preemptions=new.num_preemptions,
+        error=new.error,
         logprobs=new.logprobs,
         prompt_logprobs=new.prompt_logprobs,
     )

@@ -46,7 +46,10 @@ class Runner(Protocol):
         """Phase -> seconds it took."""
 
     def execute(self, output: SchedulerOutput) -> StepResult:
-        """Run one step. Any exception ends the engine."""
+        """Run one step. Any exception ends the engine; a request that cannot be answered fails in the result alone."""
+
+    def check(self) -> None:
+        """Raise when no request can be answered any more: asked after a step in which all failed."""
 
 
 BuildRunner = Callable[[EngineSettings, Progress], Runner]

@@ -25,9 +25,9 @@ from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.flat_batch import flatten
 from pagefleet_server.runner.grammars import Grammars, load_in_background
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, kv_shape, plan_kv
-from pagefleet_server.runner.logprobs import score_prompt
+from pagefleet_server.runner.logprobs import score_prompts
 from pagefleet_server.runner.paged_context import PagedContext
-from pagefleet_server.runner.sampler import SamplingError, sample
+from pagefleet_server.runner.sampler import sample
 from pagefleet_server.settings import EngineSettings
 
 _logger = logging.getLogger(__name__)
@@ -84,7 +84,8 @@ class Runner:
 
     @torch.inference_mode()
     def execute(self, step: SchedulerOutput) -> StepResult:
-        """Compute a step. Raises StepError for NaN or infinite logits, KernelArgumentError for a broken batch."""
+        """Compute a step. Requests whose logits are NaN or infinite fail alone. Raises KernelArgumentError for a broken
+        batch."""
         batch = flatten(step, block_size=self.block_size, device=self.model.device)
         ops.check_batch(batch.attention, num_blocks=self.num_blocks + 1, block_size=self.block_size)
         if step.copies:
@@ -92,14 +93,25 @@ class Runner:
                 ops.copy_blocks(self.backend, cache, step.copies)
         context = PagedContext(self.backend, self.caches, batch.attention)
         logits = self.model.forward(batch.token_ids, batch.positions, context, batch.logit_rows)
-        scores = {scored.request.request_id: score_prompt(logits, scored) for scored in batch.scores}
+        scores, unscored = score_prompts(logits, batch.scores)
         if batch.draws_from is not None:
             logits = logits.index_select(0, batch.draws_from)
-        try:
-            result = sample(logits, batch.sampled, self.grammars)
-            return replace(result, prompt_logprobs=scores) if scores else result
-        except SamplingError as error:
-            raise StepError(f"{error} in a step of {step.num_tokens} tokens in {self.model.dtype}") from error
+        result = sample(logits, batch.sampled, self.grammars)
+        return replace(result, prompt_logprobs=scores, failed={**unscored, **result.failed}) if batch.scores else result
+
+    def check(self) -> None:
+        """Ask for one token, in blocks of its own, after a step in which nobody got any. Raises StepError when there is
+        none: then it was not the requests."""
+        plan = replace(self.plan, num_blocks=1)
+        caches = allocate_kv(
+            self.model.layers, plan, backend=self.backend, dtype=self.model.dtype, device=self.model.device
+        )
+        step = one_row(start=0, count=1, block_size=self.block_size)
+        if replace(self, plan=plan, caches=caches).execute(step).failed:
+            raise StepError(
+                f"the model gives no numbers any more ({self.model.dtype}), not even for the prompt that it answered at"
+                " its start: its weights or the memory are damaged"
+            )
 
 
 def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
@@ -148,7 +160,10 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
         linear_backend=backend.name if packed_bytes else "torch",
     )
     for step in _warm_up_steps(runner, settings.scheduler.max_num_batched_tokens):
-        runner.execute(step)
+        for reason in runner.execute(step).failed.values():
+            raise ModelError(
+                f"{reason}, at the first prompt, in {dtype_name}; check the weights or try another --dtype"
+            )
     timed("warm_up", f"{torch.get_num_threads()} threads, contexts up to {runner.max_model_len} tokens", now)
     _logger.info(
         "host memory: %d bytes of weights, %d of KV; the process holds %d of %d",
@@ -186,14 +201,15 @@ def _max_model_len(settings: EngineSettings, model: PagedModel, plan: KVPlan) ->
 def _warm_up_steps(runner: Runner, max_num_batched_tokens: int) -> list[SchedulerOutput]:
     """The largest prompt chunk that a step may hold, then one decode row. Their KV lies in free blocks."""
     chunk = max(1, min(max_num_batched_tokens, runner.max_model_len - 1))
-    steps = [_warm_up_step(runner, start=0, count=chunk)]
+    steps = [one_row(start=0, count=chunk, block_size=runner.block_size)]
     if runner.max_model_len > chunk:
-        steps.append(_warm_up_step(runner, start=chunk, count=1))
+        steps.append(one_row(start=chunk, count=1, block_size=runner.block_size))
     return steps
 
 
-def _warm_up_step(runner: Runner, *, start: int, count: int) -> SchedulerOutput:
-    blocks = -(-(start + count) // runner.block_size)
+def one_row(*, start: int, count: int, block_size: int) -> SchedulerOutput:
+    """A step of one request in the first blocks: `count` tokens from position `start` on."""
+    blocks = -(-(start + count) // block_size)
     request = ScheduledRequest(
         request_id="warm-up",
         token_ids=(0,) * count,

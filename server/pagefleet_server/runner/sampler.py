@@ -15,38 +15,35 @@ from pagefleet_server.runner.counter_rng import uniform
 from pagefleet_server.runner.distribution import distribution
 from pagefleet_server.runner.grammars import Grammars, Mask
 from pagefleet_server.runner.logit_rules import apply_rules
-from pagefleet_server.runner.logprobs import token_logprobs
+from pagefleet_server.runner.logprobs import NO_LOGITS, token_logprobs
 from pagefleet_server.runner.rows import Row
 
 
-class SamplingError(Exception):
-    """A row of logits has no finite maximum: the model's fault, not the request's."""
-
-
 def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest], grammars: Grammars | None = None) -> StepResult:
-    """logits [N, V] of any float dtype, one request per row; grammars: needed by requests that have one. Raises
-    SamplingError for NaN or infinite logits."""
+    """logits [N, V] of any float dtype, one request per row; grammars: needed by requests that have one. A request
+    whose logits are NaN or infinite fails alone."""
     rows = logits.float().cpu().numpy()
     sampled: dict[str, int] = {}
     logprobs: dict[str, TokenLogprobs] = {}
+    failed: dict[str, str] = {}
     for row, request in zip(rows, requests, strict=True):
+        # argmax gives the first of several maxima, the lowest id; and a NaN wherever there is one.
+        likeliest = int(row.argmax())
+        if not np.isfinite(row[likeliest]):
+            failed[request.request_id] = f"{NO_LOGITS}: they reach {row[likeliest]}"
+            continue
         allowed = None
         if request.sampling.grammar is not None:
-            if grammars is None:
-                raise SamplingError(f"request {request.request_id} has a grammar, and nobody to read it")
+            assert grammars is not None, "a request with a grammar, and nobody to read it"
             allowed = grammars.allowed(request)
-        token = _pick(row, request, allowed)
+        token = _pick(row, request, allowed, likeliest)
         sampled[request.request_id] = token
         if request.sampling.logprobs is not None:
             logprobs[request.request_id] = token_logprobs(row, token, request.sampling.logprobs)
-    return StepResult(sampled=sampled, logprobs=logprobs)
+    return StepResult(sampled=sampled, logprobs=logprobs, failed=failed)
 
 
-def _pick(row: Row, request: ScheduledRequest, allowed: Mask | None) -> int:
-    # argmax gives the first of several maxima, the lowest id; and a NaN wherever there is one.
-    likeliest = int(row.argmax())
-    if not np.isfinite(row[likeliest]):
-        raise SamplingError(f"the logits of request {request.request_id} reach {row[likeliest]}")
+def _pick(row: Row, request: ScheduledRequest, allowed: Mask | None, likeliest: int) -> int:
     params = request.sampling
     if params.changes_logits:
         row = apply_rules(row, params, request.history, allowed)
