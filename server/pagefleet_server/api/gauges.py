@@ -36,6 +36,7 @@ class GaugeView:
     download_done_bytes: int = 0
     download_total_bytes: int = 0
     """0: no download, or its size is not known yet."""
+
     def with_engine(self, gauges: Gauges) -> "GaugeView":
         """Completed by what the engine said last."""
         return replace(

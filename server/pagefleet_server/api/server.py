@@ -155,6 +155,7 @@ class Server:
             ready.attention_backend,
         )
         return None
+
     async def _fetch(self, service: Service) -> Path | None:
         """Where a model of a hub lies after its download; None for one of this machine. Raises ModelError or
         DownloadError."""
@@ -165,7 +166,6 @@ class Server:
         download = make_download(wanted, settings.download_dir, os.environ)
         service.download = download.progress
         return await download.run()
-
 
     async def _watch_engine(self, service: Service) -> ExitCode:
         error = await service.client.on_death

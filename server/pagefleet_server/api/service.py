@@ -22,8 +22,8 @@ from pagefleet_server.api.tracker import Tracker
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.client.errors import EngineDeadError, EngineError, RequestFailedError, RequestRefusedError
 from pagefleet_server.client.request_stream import RequestStream
-from pagefleet_server.settings import ServerSettings
 from pagefleet_server.models.download import Progress
+from pagefleet_server.settings import ServerSettings
 from pagefleet_server.wire import Ready
 
 STARTING_RETRY_SECONDS = 5
@@ -202,6 +202,8 @@ class Service:
             attention_backend="" if ready is None else ready.attention_backend,
             linear_backend="" if ready is None else ready.linear_backend,
             start_seconds={} if ready is None else ready.start_seconds,
+            download_done_bytes=0 if self.download is None else self.download.done_bytes,
+            download_total_bytes=0 if self.download is None else self.download.total_bytes,
         )
         return common if gauges is None else common.with_engine(gauges)
 
@@ -209,5 +211,3 @@ class Service:
 SERVICE = web.AppKey("service", Service)
 TENANT = web.RequestKey("tenant", str)
 """Whose request it is; there only when keys are asked for. Tenants share a full engine equally, and no cache."""
-            download_done_bytes=0 if self.download is None else self.download.done_bytes,
-            download_total_bytes=0 if self.download is None else self.download.total_bytes,

@@ -90,17 +90,17 @@ class EngineClient:
         lies now."""
         if self._process is not None:
             raise RuntimeError("start() was already called; make a new EngineClient")
+        settings = self._settings
+        if model_path is not None:
+            settings = replace(settings, model=replace(settings.model, model=model_path))
         ours, theirs = socket.socketpair()
         with theirs:
             self._process = await EngineProcess.spawn(
                 (
                     *self._command,
-        settings = self._settings
-        if model_path is not None:
-            settings = replace(settings, model=replace(settings.model, model=model_path))
                     f"--fd={theirs.fileno()}",
                     f"--parent-pid={os.getpid()}",
-                    f"--settings={msgspec.json.encode(self._settings).decode()}",
+                    f"--settings={msgspec.json.encode(settings).decode()}",
                 ),
                 inherit_fd=theirs.fileno(),
             )

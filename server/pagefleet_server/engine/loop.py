@@ -110,7 +110,6 @@ class EngineLoop:
             )
         )
 
-
     def _judge(self, result: StepResult) -> None:
         """Requests failed: they alone, or everything?"""
         request_id, reason = next(iter(result.failed.items()))
