@@ -7,3 +7,7 @@ class ModelError(Exception):
 
 class ModelRefused(ModelError):
     """The model loads, but this server would give wrong answers with it; the message says why."""
+
+
+class ModelUnverified(ModelRefused):
+    """Nothing shows that answers would be right: refused, unless the user says --trust-unverified-model."""

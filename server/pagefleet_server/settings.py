@@ -41,6 +41,11 @@ class ModelSettings:
 
 
 @dataclass(frozen=True, slots=True)
+    pooling: Annotated[str, Choices(("auto", "none", "last", "mean"))] = "auto"
+    """auto, none, last or mean. last and mean make an embedding model of it: /v1/embeddings gives the last token's
+    hidden state, or the mean over all. auto: what the checkpoint's modules.json says; without one, none."""
+    trust_unverified_model: bool = False
+    """Serve an architecture although nothing shows that its answers would be right (docs/models.md)."""
 class CacheSettings:
     """The KV cache. num_kv_blocks wins over kv_cache_memory_bytes."""
 

@@ -73,15 +73,27 @@ def _directory_template(path: Path, config: Mapping[str, Any]) -> str | None:
 
 def read_json(file: Path) -> dict[str, Any]:
     """A JSON object, {} when the file is absent. Raises ModelError naming the file when it is damaged."""
-    try:
-        value = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return {}
-    except (OSError, ValueError) as error:
-        raise ModelError(f"{file}: cannot be read as JSON: {str(error)[:200]}; fetch it again") from error
+    value = _read_json(file, {})
     if not isinstance(value, dict):
         raise ModelError(f"{file}: holds a {type(value).__name__}; expected a JSON object")
     return value
+
+
+def read_json_list(file: Path) -> list[Any]:
+    """A JSON array, [] when the file is absent. Raises ModelError naming the file when it is damaged."""
+    value = _read_json(file, [])
+    if not isinstance(value, list):
+        raise ModelError(f"{file}: holds a {type(value).__name__}; expected a JSON array")
+    return value
+
+
+def _read_json(file: Path, absent: object) -> object:
+    try:
+        return json.loads(file.read_text(encoding="utf-8"))
+    except (FileNotFoundError, NotADirectoryError):
+        return absent
+    except (OSError, ValueError, RecursionError) as error:
+        raise ModelError(f"{file}: cannot be read as JSON: {str(error)[:200]}; fetch it again") from error
 
 
 def _token_text(token: object) -> str | None:

@@ -5,6 +5,8 @@ then one message. Both sides decode into the unions below; an unknown tag is an 
 Times are CLOCK_MONOTONIC seconds, which both processes share.
 """
 
+from typing import Literal
+
 import msgspec
 
 from pagefleet_server.core.sampling_params import SamplingParams
@@ -69,6 +71,8 @@ class Ready(msgspec.Struct, tag="ready", frozen=True):
     """Phase -> seconds it took."""
     linear_backend: str = ""
     """Name for the metrics, as attention_backend."""
+    pooling: Literal["last", "mean"] | None = None
+    """The model makes embeddings, of this kind, and no texts. None: it makes texts."""
 
 
 class Failed(msgspec.Struct, tag="failed", frozen=True):
@@ -116,6 +120,9 @@ class RequestOutput(msgspec.Struct, frozen=True):
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the next prompt tokens (the first has none), when SamplingParams.prompt_logprobs is set. They come before the
     first token, some at a time; such a message may have no token."""
+    pooled: list[bytes] = []
+    """Each float32, little-endian: what the next prompt tokens add to the pooled hidden state
+    (SamplingParams.pooling)."""
 
 
 class StepDone(msgspec.Struct, tag="step", frozen=True):

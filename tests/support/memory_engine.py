@@ -47,6 +47,7 @@ class MemoryEngineRunner(KvMemoryRunner):
     vocab_size = VOCAB_SIZE
     attention_backend = "memory"
     linear_backend = "memory"
+    pooling = None
 
     def __init__(self, settings: EngineSettings) -> None:
         assert settings.cache.num_kv_blocks is not None

@@ -24,7 +24,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
     service.require()
     body = await read_body(request, service, ChatBody)
-    loaded = service.require()
+    loaded = service.require_texts()
     service.check_model(body.model)
     kind = _choose_tool_parser(loaded, body)
     if kind == "mistral":  # its mark is a special token

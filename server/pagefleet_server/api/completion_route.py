@@ -19,7 +19,7 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     service = request.app[SERVICE]
     service.require()
     body = await read_body(request, service, CompletionBody)
-    loaded = service.require()
+    loaded = service.require_texts()
     service.check_model(body.model)
     with ExitStack() as stack:
         with service.admit(len(body.prompts) * body.n) as arrival:

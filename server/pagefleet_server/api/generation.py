@@ -63,6 +63,8 @@ class Choice:
     last: Delta | None = None
     """The delta with the finish reason."""
 
+    pooled: list[bytes] = field(default_factory=list)
+    """Parts of the prompt's pooled hidden state, for an embedding."""
     @property
     def prompt_told(self) -> list[tuple[int, TokenLogprobs | None]]:
         """The prompt's tokens, each with its log-probabilities; the first has none."""
@@ -198,6 +200,7 @@ class Generation:
                 choice.logprobs.extend(delta.logprobs)
                 if delta.finish_reason is not None:
                     choice.last = delta
+                choice.pooled.extend(output.pooled)
                     self._end(choice, delta.finish_reason)
                 yield delta
                 if delta.finish_reason is not None:

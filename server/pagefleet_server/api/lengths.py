@@ -43,3 +43,13 @@ def check_token_ids(token_ids: list[int], vocab_size: int) -> None:
     highest = max(token_ids)
     if highest >= vocab_size:
         raise BadRequestError(f"token id {highest} is not in the vocabulary (0..{vocab_size - 1})", param="prompt")
+def check_fits(num_prompt: int, *, max_model_len: int) -> None:
+    """For a prompt without output. Raises BadRequestError."""
+    if num_prompt == 0:
+        raise BadRequestError("an input has no tokens; give at least one", param="input")
+    if num_prompt > max_model_len:
+        raise BadRequestError(
+            f"the context is {max_model_len} tokens; an input has {num_prompt}", param="input", code=TOO_LONG
+        )
+
+

@@ -7,11 +7,13 @@ from pydantic.json_schema import models_json_schema
 
 from pagefleet_server.api.protocol.chat import ChatBody
 from pagefleet_server.api.protocol.completions import CompletionBody
+from pagefleet_server.api.protocol.embeddings import EmbeddingBody
 from pagefleet_server.api.protocol.tokenizing import DetokenizeBody, TokenizeBody
 
 POSTS: dict[str, tuple[type[BaseModel], str]] = {
     "/v1/completions": (CompletionBody, "Continue each prompt"),
     "/v1/chat/completions": (ChatBody, "Answer a conversation"),
+    "/v1/embeddings": (EmbeddingBody, "A vector for each text"),
     "/tokenize": (TokenizeBody, "Token ids of a text or a conversation"),
     "/detokenize": (DetokenizeBody, "Text of token ids"),
 }

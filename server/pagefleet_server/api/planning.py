@@ -3,6 +3,7 @@
 import re
 import secrets
 from collections.abc import Sequence
+from typing import Protocol
 
 from aiohttp import web
 
@@ -20,7 +21,23 @@ Prompt = tuple[list[int], str | None]
 """Token ids, and the text to echo."""
 
 
-def read_terms(request: web.Request, service: Service, body: SamplingBody, arrival: float) -> Terms:
+class Wishes(Protocol):
+    """What a body may say of its terms."""
+
+    @property
+    def cache_salt(self) -> str:
+        """Only requests with the same salt share cached blocks."""
+
+    @property
+    def priority(self) -> int:
+        """The smaller, the sooner."""
+
+    @property
+    def timeout(self) -> float | None:
+        """Seconds from arrival."""
+
+
+def read_terms(request: web.Request, service: Service, body: Wishes, arrival: float) -> Terms:
     """Raises BadRequestError for a deadline that is none."""
     return Terms(
         arrival=arrival,
@@ -77,7 +94,7 @@ def plan_choices(
     return plans
 
 
-def _read_timeout(request: web.Request, service: Service, body: SamplingBody) -> float | None:
+def _read_timeout(request: web.Request, service: Service, body: Wishes) -> float | None:
     """The least of what server, header and body say. Raises BadRequestError for a header that is no number."""
     limits = [service.settings.http.request_timeout_seconds, body.timeout]
     header = request.headers.get(TIMEOUT_HEADER)

@@ -119,6 +119,15 @@ class Service:
         return UnavailableError(Refusal(reason, message, retry_after_seconds))
 
     @contextmanager
+    def require_texts(self) -> Loaded:
+        """The same, of a model that makes texts. Raises BadRequestError for an embedding model."""
+        loaded = self.require()
+        if loaded.ready.pooling is not None:
+            raise BadRequestError(
+                f"{self.model_name!r} makes embeddings, no texts; use /v1/embeddings", param="model", code="no_texts"
+            )
+        return loaded
+
     def open_request(self) -> Iterator[None]:
         """A drain waits for what is inside."""
         self.num_open += 1

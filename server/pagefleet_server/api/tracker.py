@@ -154,3 +154,5 @@ class Tracker:
         metrics.inference_time.observe(max(0.0, now - scheduled))
         if timing.num_tokens > 1:
             metrics.mean_token_gap.observe(max(0.0, now - timing.first_token) / (timing.num_tokens - 1))
+        elif output.finish_reason == "length":  # an embedding: it ends with its prompt
+            metrics.prompt(timing.num_prompt, timing.num_cached)

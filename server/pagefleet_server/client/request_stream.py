@@ -82,13 +82,15 @@ class RequestStream:
 
 
 def merge_outputs(first: RequestOutput, second: RequestOutput) -> RequestOutput:
-    """Both as one: tokens and logprobs in order, the end of the second, the first known first_scheduled_time."""
+    """Both as one: tokens, logprobs and pooled parts in order, the end of the second, the first known
+    first_scheduled_time."""
     scheduled = first.first_scheduled_time
     return msgspec.structs.replace(
         second,
         token_ids=first.token_ids + second.token_ids,
         logprobs=_joined(first.logprobs, second.logprobs),
         prompt_logprobs=_joined(first.prompt_logprobs, second.prompt_logprobs),
+        pooled=first.pooled + second.pooled,
         first_scheduled_time=second.first_scheduled_time if scheduled is None else scheduled,
     )
 

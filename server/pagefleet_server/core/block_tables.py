@@ -216,7 +216,7 @@ class BlockTables:
         return self.pool.references(last) - self._copy_sources.get(last, 0) > 1
 
     def _max_cached_blocks(self, request: Request) -> int:
-        if not self._prefix_caching or request.num_to_score:
+        if not self._prefix_caching or request.num_to_score or request.sampling.pooling:
             return 0
         return (request.num_tokens - 1) // self.block_size
 

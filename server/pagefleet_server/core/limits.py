@@ -44,8 +44,9 @@ def why_impossible(
 ) -> str | None:
     """Why requests with one prompt can never run within the limits, with the numbers; None when they can."""
     shortest = min((sampling.max_tokens for sampling in samplings), default=0)
-    num_tokens = len(prompt_token_ids) + max((sampling.max_tokens for sampling in samplings), default=0)
-    num_blocks = -(-(num_tokens - 1) // limits.block_size)  # the last token is drawn, never computed
+    num_tokens = len(prompt_token_ids) + max((sampling.num_drawn for sampling in samplings), default=0)
+    draws = any(sampling.num_drawn for sampling in samplings)
+    num_blocks = -(-(num_tokens - draws) // limits.block_size)  # the last token is drawn, never computed
     if not prompt_token_ids or shortest < 1:
         return "a request needs at least 1 prompt token and max_tokens of at least 1"
     if num_tokens > limits.max_model_len:

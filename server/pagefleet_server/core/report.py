@@ -23,6 +23,8 @@ class NewTokens:
     prompt_logprobs: list[TokenLogprobs] | None = None
     """Of the next prompt tokens (the second is the first to have one), when the request asked for them; then
     token_ids may be empty."""
+    pooled: bytes | None = None
+    """Part of the prompt's pooled hidden state (StepResult.pooled): parts add up."""
     error: str | None = None
     """Why it ended with FinishReason.ERROR."""
 
@@ -55,7 +57,7 @@ def token_news(request: Request, token_id: int, result: StepResult, *, is_first:
     logprobs = result.logprobs.get(request.request_id)
     return NewTokens(
         request_id=request.request_id,
-        token_ids=[token_id],
+        token_ids=[] if request.sampling.pooling else [token_id],
         finish_reason=request.finish_reason,
         first_scheduled_time=request.first_scheduled_time if is_first else None,
         num_cached_tokens=request.num_cached_tokens,
@@ -79,7 +81,8 @@ def failure_news(request: Request, reason: str) -> NewTokens:
 
 
 def score_news(request: Request, result: StepResult) -> NewTokens:
-    """The log-probabilities of the next prompt tokens; no drawn token."""
+    """The log-probabilities of the next prompt tokens, or what they add to the pooled one; no drawn token."""
+    scores = result.prompt_logprobs.get(request.request_id)
     return NewTokens(
         request_id=request.request_id,
         token_ids=[],
@@ -88,5 +91,6 @@ def score_news(request: Request, result: StepResult) -> NewTokens:
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
         logprobs=None if request.sampling.logprobs is None else [],
-        prompt_logprobs=list(result.prompt_logprobs[request.request_id]),
+        prompt_logprobs=None if scores is None else list(scores),
+        pooled=result.pooled.get(request.request_id),
     )

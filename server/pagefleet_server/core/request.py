@@ -53,6 +53,7 @@ class Request:
         "num_cached_tokens",
         "num_computed",
         "num_pending",
+        "num_pooled",
         "num_preemptions",
         "num_prompt",
         "num_registered",
@@ -124,6 +125,8 @@ class Request:
         """Leading blocks of block_ids that the prefix cache has been told of."""
         self.num_scored = 0
         """Prompt tokens after the first whose log-probabilities have been scheduled."""
+        self.num_pooled = 0
+        """Prompt tokens whose hidden states have been scheduled for the pooled one."""
 
     @property
     def num_tokens(self) -> int:
@@ -187,6 +190,18 @@ class Request:
         targets = tuple(self.token_ids[first + 1 : min(self.num_computed + count, self.num_prompt - 1) + 1])
         self.num_scored += len(targets)
         return first - self.num_computed, targets
+
+    def pool(self, count: int) -> range:
+        """Of the next `count` input tokens, those whose hidden states go into the pooled one, each once."""
+        if self.sampling.pooling is None:
+            return range(0)
+        end = min(self.num_computed + count, self.num_prompt)
+        begin = self.num_prompt - 1 if self.sampling.pooling == "last" else self.num_pooled
+        first = max(begin, self.num_computed)
+        if first >= end:
+            return range(0)
+        self.num_pooled = end
+        return range(first - self.num_computed, end - self.num_computed)
 
     def start_as_fork(self, leader: Request, *, admission: int) -> None:
         """Waiting -> running beside the leader, whose step in flight draws this one's first token too."""

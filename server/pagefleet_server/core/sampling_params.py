@@ -4,6 +4,8 @@ Order of the rules: logit_bias, repetition_penalty, presence and frequency penal
 (by grammar, allowed_token_ids, stop ids before min_tokens, bad_words); then temperature, top_k, top_p, min_p.
 """
 
+from typing import Literal
+
 import msgspec
 
 
@@ -54,6 +56,10 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
     """Log-probabilities wanted of the prompt's tokens from the second on, with so many of the likeliest, >= 0. None:
     none. Such a request does not use the prefix cache, and its prompt is computed in small chunks."""
 
+    pooling: Literal["last", "mean"] | None = None
+    """Draw nothing: give the prompt's hidden state, of its last token or summed over all (the mean but for its length).
+    None: generate. Only for models that were loaded for it; max_tokens is 1 and stands for that one result."""
+
     seed: int = 0
     """64-bit. Draws are keyed by (seed, position), so a request's tokens do not depend on its neighbours.
     The API draws one at random when the client gives none."""
@@ -64,6 +70,11 @@ class SamplingParams(msgspec.Struct, frozen=True, kw_only=True):
 
     min_tokens: int = 0
     """Stop ids cannot be drawn before so many tokens have been generated."""
+
+    @property
+    def num_drawn(self) -> int:
+        """Tokens that it adds to its prompt at most."""
+        return 0 if self.pooling else self.max_tokens
 
     @property
     def needs_history(self) -> bool:

@@ -48,7 +48,7 @@ class RequestRefused(Exception):
 class _StepInFlight:
     step_id: int
     drawing: tuple[Request, ...]  # requests that get a token
-    scoring: tuple[Request, ...]  # requests that get log-probabilities of their prompts
+    scoring: tuple[Request, ...]  # requests that get log-probabilities of their prompts, or pooled hidden states
     work: StepWork
 
 
@@ -285,6 +285,7 @@ class Scheduler:
         start = request.num_computed
         token_ids = request.inputs(count)
         scored_from, prompt_targets = request.score(count) if request.num_to_score else (0, ())
+        pooled_rows = request.pool(count)
         copy = self._tables.write(request, start + count, step_id=plan.step_id)
         if copy is not None:
             plan.copies.append(copy)
@@ -299,6 +300,7 @@ class Scheduler:
             forks=self._roster.fork(request) if draws else [],
             scored_from=scored_from,
             prompt_targets=prompt_targets,
+            pooled_rows=pooled_rows,
         )
 
     def _failures(self, step: _StepInFlight, result: StepResult) -> list[NewTokens]:
@@ -311,12 +313,12 @@ class Scheduler:
         return news
 
     def _scores(self, step: _StepInFlight, result: StepResult) -> list[NewTokens]:
-        """Prompt tokens that this step scored, for requests that still live, ahead of their tokens."""
+        """Prompt tokens that this step scored or pooled, for requests that still live, ahead of their tokens."""
         news = []
         for request in step.scoring:
             if request.finish_reason in (FinishReason.ABORT, FinishReason.ERROR) or request.is_muted:
                 continue
-            if request.request_id not in result.prompt_logprobs:
+            if request.request_id not in result.prompt_logprobs and request.request_id not in result.pooled:
                 raise SchedulerError(f"step {step.step_id} did not score the prompt of request {request.request_id}")
             news.append(score_news(request, result))
         return news

@@ -52,6 +52,8 @@ class ScheduledRequest:
     """Prompt tokens to be scored: prompt_targets[i] follows row scored_from + i, whose logits say how likely it was."""
     scored_from: int = 0
     """Index into token_ids of the first row to score with."""
+    pooled_rows: range = range(0)
+    """Indices into token_ids whose hidden states are summed into StepResult.pooled; empty: none."""
     forks: tuple[Fork, ...] = ()
     """Only when `sample` is set: the result holds one token for each of these, too."""
 
@@ -94,5 +96,8 @@ class StepResult:
     """request_id -> of its token, for requests that asked (SamplingParams.logprobs)."""
     prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=lambda: MappingProxyType({}))
     """request_id -> of its prompt_targets, for rows that have some."""
+    pooled: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))
+    """request_id -> float32, little-endian: the sum over its pooled_rows, for rows that have some. Such a request's
+    token means nothing."""
     failed: Mapping[str, str] = field(default_factory=lambda: MappingProxyType({}))
     """request_id -> why it has no token (or no scores): it ends with this reason, the others go on."""

@@ -48,9 +48,10 @@ class StepPlan:
         forks: list[Request],
         scored_from: int = 0,
         prompt_targets: tuple[int, ...] = (),
+        pooled_rows: range = range(0),
     ) -> None:
         """A row for the request, whose block table covers it; `forks` draw from the same logits."""
-        if prompt_targets:
+        if prompt_targets or pooled_rows:
             self.scoring.append(request)
             self.score_budget -= len(prompt_targets)
         if draws:
@@ -66,6 +67,7 @@ class StepPlan:
             history=request.history() if draws else None,
             prompt_targets=prompt_targets,
             scored_from=scored_from,
+            pooled_rows=pooled_rows,
             forks=tuple(Fork(fork.request_id, fork.sampling, fork.history()) for fork in forks),
         )
         count = len(token_ids)

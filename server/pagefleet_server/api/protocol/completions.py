@@ -35,6 +35,15 @@ Prompt = Annotated[
 ]
 
 
+def as_prompts(prompt: Prompt) -> list[str | list[int]]:
+    """One entry for each prompt."""
+    if isinstance(prompt, str):
+        return [prompt]
+    if isinstance(prompt[0], int):
+        return [prompt]  # a list holds one kind
+    return list(prompt)
+
+
 class CompletionBody(SamplingBody):
     """`prompt`: a text, a list of texts, token ids, or a list of lists of token ids."""
 
@@ -60,13 +69,4 @@ class CompletionBody(SamplingBody):
     @property
     def prompts(self) -> list[str | list[int]]:
         """One entry for each prompt."""
-        if isinstance(self.prompt, str):
-            return [self.prompt]
-        prompts: list[str | list[int]] = []
-        ids: list[int] = []
-        for item in self.prompt:
-            if isinstance(item, int):
-                ids.append(item)
-            else:
-                prompts.append(item)
-        return [ids] if ids else prompts
+        return as_prompts(self.prompt)
