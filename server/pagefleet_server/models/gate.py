@@ -7,7 +7,7 @@ layers, masks that encode chunks, two attention calls per layer). Flags alone do
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-from pagefleet_server.model_errors import ModelRefused
+from pagefleet_server.model_errors import ModelRefused, ModelUnverified
 from pagefleet_server.models.attention_hook import CONTEXT_ARGUMENT, IMPLEMENTATION
 from pagefleet_server.models.probe import LayerSpec, ProbeContext
 
@@ -17,13 +17,16 @@ PROBE_TOKENS = 4
 
 
 def check_config(config: PreTrainedConfig) -> None:
-    """Refuse by configuration alone, before weights are read."""
+    """Refuse by configuration alone, before weights are read. Raises ModelRefused; ModelUnverified for layer types that
+    may or may not reach attention as arguments."""
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused("it is an encoder-decoder; only causal decoders are served")
     text = config.get_text_config(decoder=True)
+    if getattr(text, "is_causal", True) is False or getattr(text, "use_bidirectional_attention", None):
+        raise ModelRefused("its tokens attend to later ones; only causal decoders are served")
     foreign = sorted({str(kind) for kind in getattr(text, "layer_types", None) or ()} - ALLOWED_LAYER_TYPES)
     if foreign:
-        raise ModelRefused(
+        raise ModelUnverified(
             f"it has layers of type {', '.join(foreign)}; only {' and '.join(sorted(ALLOWED_LAYER_TYPES))} run on a "
             "paged KV cache"
         )
