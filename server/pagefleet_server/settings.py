@@ -34,18 +34,21 @@ class ModelSettings:
     """auto, bfloat16, float16 or float32. auto: the checkpoint's; on a CPU without AVX512-BF16 float32."""
     load_format: Annotated[str, Choices(("auto", "dummy"))] = "auto"
     """auto or dummy. dummy: random weights from the configuration alone, seed 0 (benchmarks, tests)."""
+    executor: Annotated[str, Choices(("auto", "fused", "transformers"))] = "auto"
+    """auto, fused or transformers. auto: the fused decoder for the architectures in its table (docs/models-and-sampling
+    .md), transformers' own code for all others; the log says which and why."""
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
     """Tokens of prompt plus output, >= 1. None: the model's own limit; always capped by what the blocks can hold."""
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Compute threads, >= 1. None: the CPUs this process may use (affinity and cgroup), CPU device only."""
-
-
-@dataclass(frozen=True, slots=True)
     pooling: Annotated[str, Choices(("auto", "none", "last", "mean"))] = "auto"
     """auto, none, last or mean. last and mean make an embedding model of it: /v1/embeddings gives the last token's
     hidden state, or the mean over all. auto: what the checkpoint's modules.json says; without one, none."""
     trust_unverified_model: bool = False
     """Serve an architecture although nothing shows that its answers would be right (docs/models.md)."""
+
+
+@dataclass(frozen=True, slots=True)
 class CacheSettings:
     """The KV cache. num_kv_blocks wins over kv_cache_memory_bytes."""
 
@@ -104,6 +107,10 @@ class HttpSettings:
     """0..65535; 0 picks a free one and logs it."""
     max_queue: Annotated[int, Meta(ge=0)] = 256
     """Accepted requests that wait (none of their tokens scheduled) at most; beyond it 503. >= 0."""
+    max_queue_tokens: Annotated[int, Meta(ge=0)] = 2 * 1024 * 1024
+    """Prompt tokens of waiting requests at most; beyond it 503. One request alone may always wait. 0: no bound."""
+    queue_timeout_seconds: Annotated[float, Meta(ge=0)] = 300.0
+    """A request of which nothing has been computed after so long gets 503: somebody else may be quicker. 0: no bound."""
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 4 * 1024 * 1024
     """Request bodies beyond it get 413. >= 1 KiB."""
     stall_seconds: Annotated[float, Meta(gt=0)] = 60.0
@@ -123,6 +130,9 @@ class HttpSettings:
     """File with one API key a line, read again when it changes. Without: everybody may ask."""
     cors_allow_origins: str = ""
     """Origins of web pages that may call the API from a browser, separated by commas, or *. Empty: none."""
+    otlp_endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+$")] | None = None
+    """Traces are sent to this OpenTelemetry collector (OTLP over HTTP), such as http://collector:4318. Needs the extra
+    pagefleet[otel]. None: no traces."""
     root_path: Annotated[str, Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")] = ""
     """Prefix that a proxy in front adds, such as /llm; routes are served with and without it."""
     drain_delay_seconds: Annotated[float, Meta(ge=0)] = 10.0

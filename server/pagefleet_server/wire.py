@@ -133,6 +133,8 @@ class StepDone(msgspec.Struct, tag="step", frozen=True):
     time: float
     step_seconds: float | None = None
     step_tokens: int = 0
+    prefilling: list[str] = []
+    """Requests of which the step computed a part of the prompt that is not its end: they run, and have no output yet."""
 
 
 FromEngine = Starting | Ready | Failed | StepDone

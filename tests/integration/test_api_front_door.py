@@ -43,6 +43,45 @@ async def test_keys_guard_all_but_probes_and_a_prefix_changes_nothing(tmp_path: 
         assert "first" not in talk.server.log.replace("first one", "")
 
 
+async def test_a_key_sends_what_its_line_allows_and_no_more(tmp_path: Path) -> None:
+    key_file = tmp_path / "keys"
+    key_file.write_text("free\nslow requests_per_minute=3\nnarrow concurrent_requests=1\n")
+    async with memory_server(tmp_path, "slow-20", "--api-key-file", str(key_file)) as talk:
+
+        async def ask(key: str, **body: Any) -> tuple[int, str | None, dict[str, Any]]:
+            headers = {"Authorization": f"Bearer {key}"}
+            async with talk.session.post("/v1/completions", json={"prompt": "a", **body}, headers=headers) as response:
+                return response.status, response.headers.get("Retry-After"), await response.json()
+
+        answers = [await ask("slow", max_tokens=1) for _ in range(4)]
+        assert [status for status, *_ in answers] == [200, 200, 200, 429]
+        _, retry_after, answer = answers[3]
+        assert 1 <= int(retry_after or "") <= 20
+        assert (answer["error"]["code"], answer["error"]["type"]) == ("rate_limit", "rate_limit_error")
+
+        task = asyncio.create_task(ask("narrow", **LONG))
+
+        async def runs() -> bool:
+            return await talk.gauge("vllm:num_requests_running") == 1
+
+        await talk.until(runs, "it runs")
+        status, retry_after, answer = await ask("narrow", max_tokens=1)
+        assert (status, answer["error"]["code"]) == (429, "concurrency_limit") and retry_after is not None
+        assert (await ask("free", max_tokens=1))[0] == 200, "another key is not touched"
+        async with talk.session.get("/v1/models", headers={"Authorization": "Bearer narrow"}) as response:
+            assert response.status == 200, "only POST counts"
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        metrics = await talk.until_idle()
+
+        async def served_again() -> bool:
+            return (await ask("narrow", max_tokens=1))[0] == 200
+
+        await talk.until(served_again, "a client that left has given its place back")
+        for reason in ("rate_limit", "concurrency_limit"):
+            assert metrics[f'pagefleet_requests_rejected_total{{reason="{reason}"}}'] == 1
+
+
 def test_a_key_file_without_a_key_is_a_wrong_flag(tmp_path: Path) -> None:
     command = memory_command("fine", write_letter_model(tmp_path / "model"), "--api-key-file", str(tmp_path / "none"))
     with running(command, tmp_path / "log") as server:

@@ -35,6 +35,55 @@ async def test_beyond_the_queue_is_503_with_retry_after_and_the_rest_is_served(t
         assert (await talk.get("/readyz"))[0] == 200
 
 
+async def test_the_tokens_that_wait_are_bounded_but_one_request_may_always_wait(tmp_path: Path) -> None:
+    flags = ("--max-num-seqs", "1", "--max-queue-tokens", "50", "--num-kv-blocks", "128")
+    async with memory_server(tmp_path, "slow-20", *flags) as talk:
+        first = asyncio.create_task(talk.post("/v1/completions", **LONG))
+
+        async def runs() -> bool:
+            return await talk.gauge("vllm:num_requests_running") == 1
+
+        await talk.until(runs, "it runs")
+        long_prompt = {"prompt": [1] * 60, "max_tokens": 1}
+        second = asyncio.create_task(talk.post("/v1/completions", **long_prompt))
+
+        async def waits() -> bool:
+            return await talk.gauge("pagefleet_prompt_tokens_waiting") == 60
+
+        await talk.until(waits, "60 tokens wait although 50 are the bound")
+        async with talk.session.post("/v1/completions", json={"prompt": "a", "n": 1}) as response:
+            answer = await response.json()
+            assert (response.status, answer["error"]["code"]) == (503, "queue_tokens")
+            assert 1 <= int(response.headers["Retry-After"]) <= 60
+        first.cancel()
+        assert (await second)[0] == 200
+        metrics = await talk.until_idle()
+        assert metrics["pagefleet_prompt_tokens_waiting"] == 0
+        assert metrics['pagefleet_requests_rejected_total{reason="queue_tokens"}'] == 1
+        assert metrics['vllm:admission_rejections_total{reason="max_num_queued_tokens"}'] == 1
+
+
+async def test_waiting_has_an_end_and_running_has_none(tmp_path: Path) -> None:
+    """A prompt of many steps has no output for long; it runs all the same."""
+    flags = ("--max-num-seqs", "1", "--queue-timeout", "0.4", "--num-kv-blocks", "256")
+    async with memory_server(tmp_path, "slow-50", *flags) as talk:
+        long_prompt = {"prompt": [1] * 1000, "max_tokens": 1}  # 16 steps of 64 tokens take 0.8 s
+        first = asyncio.create_task(talk.post("/v1/completions", **long_prompt))
+
+        async def runs() -> bool:
+            return await talk.gauge("vllm:num_requests_running") == 1
+
+        await talk.until(runs, "it runs")
+        async with talk.session.post("/v1/completions", json={"prompt": "a"}) as response:
+            answer = await response.json()
+            assert (response.status, answer["error"]["code"]) == (503, "queue_timeout")
+            assert 1 <= int(response.headers["Retry-After"]) <= 60
+        status, answer = await first
+        assert status == 200, answer
+        metrics = await talk.until_idle()
+        assert metrics['pagefleet_requests_rejected_total{reason="queue_timeout"}'] == 1
+
+
 async def test_what_waits_is_counted_from_the_moment_it_is_accepted(tmp_path: Path) -> None:
     async with memory_server(tmp_path, "slow-50", "--max-num-seqs", "1") as talk:
         tasks = [asyncio.create_task(talk.post("/v1/completions", **LONG)) for _ in range(4)]

@@ -6,6 +6,8 @@ from pathlib import Path
 import pytest
 
 from pagefleet_server.api.api_keys import MAX_FILE_BYTES, ApiKeys, KeyFileError
+from pagefleet_server.api.errors import QuotaError
+from pagefleet_server.api.quota import Limits
 
 
 class Clock:
@@ -93,4 +95,47 @@ def test_without_a_key_to_begin_with_there_is_no_start(tmp_path: Path, content: 
 def test_each_key_is_its_own_tenant_and_its_name_tells_nothing(tmp_path: Path) -> None:
     checked = keys(write(tmp_path / "keys", "one\ntwo\n"))
     one, two = checked.identify("Bearer one"), checked.identify("Bearer two")
-    assert one and two and one != two and "one" not in one
+    assert one and two and one.name != two.name and "one" not in one.name
+
+
+def test_limits_stand_behind_the_key(tmp_path: Path) -> None:
+    text = "one\ntwo requests_per_minute=60  concurrent_requests=4\nboss admin\n"
+    checked = keys(write(tmp_path / "keys", text))
+    found = [checked.identify(f"Bearer {key}") for key in ("one", "two", "boss")]
+    assert [tenant and tenant.quota.limits for tenant in found] == [Limits(), Limits(60, 4), Limits(admin=True)]
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "k requests_per_minute",
+        "k requests_per_minute=0",
+        "k requests_per_minute=-1",
+        "k requests_per_minute=1e3",
+        "k requests_per_minute=9999999",
+        "k requests_per_minute=1 requests_per_minute=2",
+        "k concurrent_requests=many",
+        "k dreams=1",
+        "one",
+    ],
+)
+def test_a_line_that_is_wrong_is_told_by_its_number_and_never_shown(tmp_path: Path, line: str) -> None:
+    with pytest.raises(KeyFileError, match="line 2") as refused:
+        keys(write(tmp_path / "keys", f"one\n{line}\n"))
+    assert "one\n" not in str(refused.value) and "dreams" not in str(refused.value)
+
+
+def test_changed_limits_hold_at_once_and_nothing_used_is_forgotten(tmp_path: Path) -> None:
+    clock = Clock()
+    checked = keys(write(tmp_path / "keys", "k requests_per_minute=2 concurrent_requests=9"), clock)
+    before = checked.identify("Bearer k")
+    assert before is not None
+    with before.quota.spend(), before.quota.spend():
+        write(tmp_path / "keys", "k requests_per_minute=3 concurrent_requests=2")
+        clock.now += 2
+        after = checked.identify("Bearer k")
+        assert after is not None
+        with pytest.raises(QuotaError, match="at most 2"), after.quota.spend():
+            pass
+    with pytest.raises(QuotaError, match="3 requests a minute"), after.quota.spend():
+        pass

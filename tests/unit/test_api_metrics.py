@@ -7,6 +7,7 @@ import msgspec
 import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
+from pagefleet_server.api.errors import REFUSAL_REASONS
 from pagefleet_server.api.gauges import GaugeView
 from pagefleet_server.api.load_report import report_load
 from pagefleet_server.api.metrics import Metrics
@@ -18,10 +19,14 @@ LATENCY = "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7
 FIRST_TOKEN = "0.001 0.005 0.01 0.02 0.04 0.06 0.08 0.1 0.25 0.5 0.75 1 2.5 5 7.5 10 20 40 80 160 640 2560"
 TOKEN_GAP = "0.01 0.025 0.05 0.075 0.1 0.15 0.2 0.3 0.4 0.5 0.75 1 2.5 5 7.5 10 20 40 80"
 ITERATION = "1 2 4 8 16 32 64 128 256 512 1024 2048 4096 8192 16384"
+TOKENS = "1 2 5 10 20 50 100 200 500 1000 2000 5000 10000 20000 50000 100000 200000 500000"
 WANT_GAUGES = {
     "vllm:num_requests_running": [],
     "vllm:num_requests_waiting": [],
+    "vllm:num_requests_waiting_by_reason": ["reason"],
     "vllm:kv_cache_usage_perc": [],
+    "vllm:engine_sleep_state": ["sleep_state"],
+    "pagefleet_prompt_tokens_waiting": [],
     "pagefleet_kv_blocks": ["state"],
     "pagefleet_kv_blocks_total": [],
     "pagefleet_kv_blocks_waiting": [],
@@ -37,6 +42,8 @@ WANT_COUNTERS = {
     "vllm:prefix_cache_hits": [],
     "vllm:prompt_tokens": [],
     "vllm:generation_tokens": [],
+    "vllm:prompt_tokens_cached": [],
+    "vllm:prompt_tokens_by_source": ["source"],
     "vllm:request_success": ["finished_reason"],
     "pagefleet_requests_rejected": ["reason"],
 }
@@ -47,6 +54,15 @@ WANT_HISTOGRAMS = {
     "vllm:request_queue_time_seconds": LATENCY,
     "vllm:request_prefill_time_seconds": LATENCY,
     "vllm:request_decode_time_seconds": LATENCY,
+    "vllm:request_inference_time_seconds": LATENCY,
+    "vllm:request_time_per_output_token_seconds": TOKEN_GAP,
+    "vllm:request_prompt_tokens": TOKENS,
+    "vllm:request_generation_tokens": TOKENS,
+    "vllm:request_max_num_generation_tokens": TOKENS,
+    "vllm:request_params_max_tokens": TOKENS,
+    "vllm:request_prefill_kv_computed_tokens": TOKENS,
+    "vllm:request_params_n": "1 2 5 10 20",
+    "vllm:request_num_preemptions": "1 2 3 4 5 10 20",
     "vllm:iteration_tokens_total": ITERATION,
     "pagefleet_engine_step_seconds": None,
 }
@@ -86,7 +102,8 @@ def test_every_family_is_there_at_zero_from_the_start() -> None:
             for item in families[name].samples:
                 assert set(item.labels) == {"model_name", "engine", *own_labels}, name
                 assert item.labels["engine"] == "0" and item.labels["model_name"] == "m"
-                assert item.value == (1 if name.endswith("_info") else 0), name
+                is_one = name.endswith("_info") or item.labels.get("sleep_state") == "awake"
+                assert item.value == is_one, name
     for name, buckets in WANT_HISTOGRAMS.items():
         assert families[name].type == "histogram", name
         edges = [item.labels["le"] for item in families[name].samples if item.name.endswith("_bucket")]
@@ -99,8 +116,12 @@ def test_label_values_are_all_there_from_the_start() -> None:
     metrics = Metrics("m", GaugeView)
     for reason in ("stop", "length", "abort", "error", "repetition"):
         assert sample(metrics, "vllm:request_success_total", finished_reason=reason) == 0
-    for reason in ("queue_full", "draining", "starting", "engine_dead", "too_long"):
+    for reason in REFUSAL_REASONS:
         assert sample(metrics, "pagefleet_requests_rejected_total", reason=reason) == 0
+    for reason in ("max_num_queued_reqs", "max_num_queued_tokens"):
+        assert sample(metrics, "vllm:admission_rejections_total", reason=reason) == 0
+    for source in ("local_compute", "local_cache_hit", "external_kv_transfer"):
+        assert sample(metrics, "vllm:prompt_tokens_by_source_total", source=source) == 0
     for state in ("free", "cached", "used"):
         assert sample(metrics, "pagefleet_kv_blocks", state=state) == 0
     for phase in ("load_weights", "allocate_kv", "warm_up"):
@@ -158,7 +179,7 @@ def tracker(clock: Clock) -> Tracker:
 def sent(tracker: Tracker, request_id: str, *, num_prompt: int = 20) -> None:
     key = object()
     arrival = tracker.arrive(key, 1)
-    tracker.sent(request_id, arrival=arrival, num_prompt=num_prompt, num_blocks=2)
+    tracker.sent([(request_id, 9)], arrival=arrival, num_prompt=num_prompt, num_blocks=2)
     tracker.left_door(key)
 
 
@@ -168,7 +189,7 @@ def test_a_request_waits_from_acceptance_until_the_engine_runs_it(tracker: Track
     assert (tracker.num_waiting, tracker.blocks_waiting) == (2, 2), "being tokenised"
     clock.now += 1
     for request_id in ("a", "b"):
-        tracker.sent(request_id, arrival=arrival, num_prompt=33, num_blocks=3)
+        tracker.sent([(request_id, 9)], arrival=arrival, num_prompt=33, num_blocks=3)
     tracker.left_door(key)
     assert (tracker.num_waiting, tracker.blocks_waiting, tracker.oldest_waiting_seconds) == (2, 6, 1)
     tracker.on_step(step(101, num_added=1, num_running=1))
@@ -217,6 +238,47 @@ def test_a_request_that_the_api_ends_is_counted_once(clock: Clock, reason: str) 
     assert sample(metrics, "vllm:request_success_total", finished_reason=reason) == 1
     assert sample(metrics, "vllm:request_success_total", finished_reason="length") == 0
     assert sample(metrics, "vllm:generation_tokens_total") == 1
+
+
+def test_prompt_tokens_wait_until_a_step_computes_the_first_of_them(tracker: Tracker, clock: Clock) -> None:
+    """A long prompt runs for many steps before it has an output; it must not count as waiting meanwhile."""
+    key = object()
+    arrival = tracker.arrive(key, 2)
+    tracker.sent([("a", 9), ("b", 9)], arrival=arrival, num_prompt=300, num_blocks=3)
+    tracker.left_door(key)
+    sent(tracker, "c", num_prompt=40)
+    assert tracker.num_queued_tokens == 340, "n outputs share one prompt"
+    assert not tracker.has_begun("a")
+    step_done = step(103, num_added=3, num_running=1, num_waiting=2)
+    tracker.on_step(msgspec.structs.replace(step_done, prefilling=["a", "gone"]))
+    assert (tracker.num_queued_tokens, tracker.has_begun("a"), tracker.has_begun("c")) == (40, True, False)
+    tracker.ended("c", "abort")
+    tracker.ended("a", "abort")
+    assert tracker.num_queued_tokens == 0 and not tracker.has_begun("a")
+
+
+def test_finished_requests_are_measured_once_and_groups_by_their_longest(clock: Clock) -> None:
+    metrics = Metrics("m", GaugeView)
+    tracker = Tracker(metrics, clock=clock)
+    tracker.sent([("a", 7), ("b", 7)], arrival=100.0, num_prompt=20, num_blocks=2)
+    first = RequestOutput("a", [5], first_scheduled_time=101.0, num_cached_tokens=16, num_preemptions=1)
+    tracker.on_step(step(103, first, RequestOutput("b", [5], "stop", first_scheduled_time=101.0)))
+    tracker.on_step(step(104, RequestOutput("a", [5], "length", num_cached_tokens=16, num_preemptions=1)))
+    for name, want in (
+        ("request_prompt_tokens", 40),
+        ("request_generation_tokens", 3),
+        ("request_max_num_generation_tokens", 2),
+        ("request_params_max_tokens", 14),
+        ("request_prefill_kv_computed_tokens", 24),
+        ("request_params_n", 2),
+        ("request_num_preemptions", 1),
+        ("prompt_tokens_cached", 16),
+    ):
+        suffix = "total" if name == "prompt_tokens_cached" else "sum"
+        assert sample(metrics, f"vllm:{name}_{suffix}") == want, name
+    assert sample(metrics, "vllm:prompt_tokens_by_source_total", source="local_compute") == 24
+    assert sample(metrics, "vllm:prompt_tokens_by_source_total", source="local_cache_hit") == 16
+    assert sample(metrics, "vllm:request_params_n_count") == 1
 
 
 def test_nothing_is_left_of_a_dead_engine(tracker: Tracker) -> None:

@@ -3,8 +3,12 @@
 import hashlib
 import hmac
 import os
+import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+
+from pagefleet_server.api.quota import MAX_LIMIT, Limits, Quota
 
 CHECK_SECONDS = 1.0
 """Between two looks at the file."""
@@ -12,17 +16,29 @@ MAX_FILE_BYTES = 1024 * 1024
 MAX_KEY_CHARS = 512
 SCHEME = "bearer"
 TENANT_CHARS = 16
+OPTION = re.compile(r"(requests_per_minute|concurrent_requests)=([0-9]{1,7})")
 
 
 class KeyFileError(Exception):
-    """The file cannot be used; the message says why."""
+    """The file cannot be used; the message says why, and never holds a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenant:
+    """Whoever holds one key."""
+
+    name: str
+    """Made from the key, tells nothing of it."""
+    quota: Quota
 
 
 class ApiKeys:
-    """One key a line; empty lines and those that begin with # do not count.
+    """One key a line, after it its limits; empty lines and those that begin with # do not count.
 
-    A file that becomes unreadable or empty keeps the keys that were last read: a rotation in progress locks nobody out,
-    and a deleted file opens nothing. Only digests are kept.
+        KEY [requests_per_minute=N] [concurrent_requests=N] [admin]
+
+    A file that becomes unreadable, empty or wrong keeps the keys that were last read: a rotation in progress locks
+    nobody out, and a deleted file opens nothing. Only digests are kept.
     """
 
     def __init__(self, path: Path, *, clock: Callable[[], float], report: Callable[[str], None]) -> None:
@@ -31,19 +47,20 @@ class ApiKeys:
         self._clock = clock
         self._report = report
         self._stamp = _stamp(path)
-        self._digests = read_key_file(path)
+        self._tenants: dict[bytes, Tenant] = {}
+        self._use(read_key_file(path))
         self._next_check = clock() + CHECK_SECONDS
 
-    def identify(self, authorization: str | None) -> str | None:
-        """Who asks: a name made from the key that an Authorization header holds, None when it is none of them.
+    def identify(self, authorization: str | None) -> Tenant | None:
+        """Who asks with this Authorization header, None when it holds none of the keys.
         Every key is compared, whichever fits."""
         self._refresh()
         scheme, _, key = (authorization or "").partition(" ")
         if scheme.lower() != SCHEME or len(key) > MAX_KEY_CHARS:
             return None
         given = _digest(key.strip())
-        fits = [digest for digest in self._digests if hmac.compare_digest(given, digest)]
-        return fits[0].hex()[:TENANT_CHARS] if fits else None
+        fits = [tenant for digest, tenant in self._tenants.items() if hmac.compare_digest(given, digest)]
+        return fits[0] if fits else None
 
     def _refresh(self) -> None:
         now = self._clock()
@@ -55,27 +72,64 @@ class ApiKeys:
             return
         self._stamp = stamp
         try:
-            self._digests = read_key_file(self._path)
+            self._use(read_key_file(self._path))
         except KeyFileError as error:
             self._report(f"API keys stay as they were: {error}")
         else:
-            self._report(f"API keys read again: {len(self._digests)} keys")
+            self._report(f"API keys read again: {len(self._tenants)} keys")
+
+    def _use(self, keys: dict[bytes, Limits]) -> None:
+        """A key that was there before keeps what it has used."""
+        before, self._tenants = self._tenants, {}
+        for digest, limits in keys.items():
+            tenant = before.get(digest)
+            if tenant is None:
+                tenant = Tenant(digest.hex()[:TENANT_CHARS], Quota(limits, clock=self._clock))
+            else:
+                tenant.quota.change(limits)
+            self._tenants[digest] = tenant
 
 
-def read_key_file(path: Path) -> list[bytes]:
-    """Digests of the keys. Raises KeyFileError."""
+def read_key_file(path: Path) -> dict[bytes, Limits]:
+    """Digests of the keys, each with its limits. Raises KeyFileError."""
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise KeyFileError(f"{path}: larger than {MAX_FILE_BYTES} bytes")
         lines = [line.strip() for line in path.read_text(encoding="utf-8").splitlines()]
     except (OSError, UnicodeDecodeError) as error:
         raise KeyFileError(f"{path}: cannot be read: {error}") from error
-    keys = [line for line in lines if line and not line.startswith("#")]
+    keys: dict[bytes, Limits] = {}
+    for number, line in enumerate(lines, 1):
+        if not line or line.startswith("#"):
+            continue
+        key, *options = line.split()
+        if len(key) > MAX_KEY_CHARS:
+            raise KeyFileError(f"{path}: line {number}: the key is longer than {MAX_KEY_CHARS} characters")
+        digest = _digest(key)
+        if digest in keys:
+            raise KeyFileError(f"{path}: line {number}: this key is already there, on a line above")
+        keys[digest] = _read_limits(options, f"{path}: line {number}")
     if not keys:
         raise KeyFileError(f"{path}: holds no key; write one a line")
-    if any(len(key) > MAX_KEY_CHARS for key in keys):
-        raise KeyFileError(f"{path}: a key is longer than {MAX_KEY_CHARS} characters")
-    return [_digest(key) for key in keys]
+    return keys
+
+
+def _read_limits(options: list[str], where: str) -> Limits:
+    numbers: dict[str, int] = {}
+    for option in options:
+        match = OPTION.fullmatch(option)
+        if match is not None and 1 <= int(match[2]) <= MAX_LIMIT and match[1] not in numbers:
+            numbers[match[1]] = int(match[2])
+        elif option != "admin":
+            raise KeyFileError(
+                f"{where}: what follows the key must be requests_per_minute=N, concurrent_requests=N (N from 1 to "
+                f"{MAX_LIMIT}, each at most once) or admin"
+            )
+    return Limits(
+        requests_per_minute=numbers.get("requests_per_minute"),
+        concurrent_requests=numbers.get("concurrent_requests"),
+        admin="admin" in options,
+    )
 
 
 def _digest(key: str) -> bytes:

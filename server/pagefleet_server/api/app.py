@@ -7,11 +7,12 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from pagefleet_server.api import chat_route, completion_route, embedding_route, status_routes, text_routes
+from pagefleet_server.api import chat_route, completion_route, status_routes, text_routes
 from pagefleet_server.api.answering import OUTCOME, USAGE
-from pagefleet_server.api.errors import ApiError, ErrorBody, UnauthorizedError, UnavailableError
+from pagefleet_server.api.errors import ApiError, ErrorBody, QuotaError, RefusedError, TornBodyError, UnauthorizedError
+from pagefleet_server.api.generation import Usage
 from pagefleet_server.api.load_report import REQUEST_HEADER, RESPONSE_HEADER, report_load
-from pagefleet_server.api.service import SERVICE, TENANT, Service
+from pagefleet_server.api.service import SERVICE, TENANT, TRACE, Service
 from pagefleet_server.log import ACCESS_LOGGER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -45,7 +46,6 @@ def make_routes(prefix: str) -> list[web.RouteDef]:
         web.post(f"{prefix}/v1/completions", count_open(completion_route.post_completions)),
         web.post(f"{prefix}/v1/chat/completions", count_open(chat_route.post_chat_completions)),
         web.post(f"{prefix}/tokenize", text_routes.post_tokenize),
-        web.post(f"{prefix}/v1/embeddings", count_open(embedding_route.post_embeddings)),
         web.post(f"{prefix}/detokenize", text_routes.post_detokenize),
         web.get(f"{prefix}/tokenizer_info", text_routes.get_tokenizer_info),
         web.get(f"{prefix}/v1/models", status_routes.get_models),
@@ -85,6 +85,9 @@ async def follow_request(request: web.Request, handler: Handler) -> web.StreamRe
     request[REQUEST_ID] = given if REQUEST_ID_PATTERN.fullmatch(given) else uuid.uuid4().hex
     started = service.clock()
     status = CLIENT_GONE_STATUS
+    resource = request.match_info.route.resource
+    if service.tracing is not None and resource is not None and name_route(request) not in PROBES:
+        request[TRACE] = service.tracing.begin(request.method, resource.canonical, request.headers)
     try:
         response = await handler(request)
         status = response.status
@@ -102,8 +105,22 @@ async def follow_request(request: web.Request, handler: Handler) -> web.StreamRe
             line["prompt_tokens"], line["completion_tokens"] = usage.prompt_tokens, usage.completion_tokens
         if OUTCOME in request:
             line["outcome"] = request[OUTCOME]
+        if TRACE in request:
+            line["trace_id"] = request[TRACE].trace_id
+            request[TRACE].end(status, name_usage(service, usage))
         log = ACCESS_LOGGER.debug if name_route(request) in PROBES else ACCESS_LOGGER.info
         log("%s", json.dumps(line))
+
+
+def name_usage(service: Service, usage: Usage | None) -> dict[str, str | int]:
+    """Attributes of a request's span."""
+    if usage is None:
+        return {}
+    return {
+        "gen_ai.request.model": service.model_name,
+        "gen_ai.usage.input_tokens": usage.prompt_tokens,
+        "gen_ai.usage.output_tokens": usage.completion_tokens,
+    }
 
 
 @web.middleware
@@ -122,16 +139,18 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
     """The one place that maps errors to answers."""
     try:
         return await handler(request)
-    except UnavailableError as error:
+    except RefusedError as error:
         retry = {"Retry-After": str(error.refusal.retry_after_seconds)}
         return _error(error.status, error.body, retry)
     except UnauthorizedError as error:
         return _error(error.status, error.body, {"WWW-Authenticate": "Bearer"})
+    except TornBodyError as error:
+        return _last_error(error.status, error.body)
     except ApiError as error:
         return _error(error.status, error.body)
     except web.HTTPRequestEntityTooLarge:
         limit = request.app[SERVICE].settings.http.max_body_bytes
-        return _error(413, ErrorBody(f"the body exceeds {limit} bytes", "invalid_request_error"))
+        return _last_error(413, ErrorBody(f"the body exceeds {limit} bytes", "invalid_request_error"))
     except web.HTTPMethodNotAllowed as error:
         body = ErrorBody(f"{request.method} is not allowed here", "invalid_request_error")
         return _error(error.status, body, {"Allow": ", ".join(sorted(error.allowed_methods))})
@@ -141,15 +160,22 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 
 @web.middleware
 async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
-    """Paths that are not there need a key, too: nothing can be learned without one."""
-    keys = request.app[SERVICE].keys
-    if keys is None or name_route(request) in KEYLESS:
+    """Paths that are not there need a key, too: nothing can be learned without one. What a key may send is limited."""
+    service = request.app[SERVICE]
+    if service.keys is None or name_route(request) in KEYLESS:
         return await handler(request)
-    tenant = keys.identify(request.headers.get("Authorization"))
+    tenant = service.keys.identify(request.headers.get("Authorization"))
     if tenant is None:
         raise UnauthorizedError("a valid API key is needed: Authorization: Bearer KEY")
-    request[TENANT] = tenant
-    return await handler(request)
+    request[TENANT] = tenant.name
+    if request.method != "POST":
+        return await handler(request)
+    try:
+        with tenant.quota.spend():
+            return await handler(request)
+    except QuotaError as error:
+        service.metrics.rejected(error.refusal.reason)
+        raise
 
 
 async def set_headers(request: web.Request, response: web.StreamResponse) -> None:
@@ -162,12 +188,21 @@ async def set_headers(request: web.Request, response: web.StreamResponse) -> Non
         response.headers["X-Request-Id"] = request_id
     response.headers.update(service.cors.answer_headers(request.headers.get("Origin")))
     form = request.headers.get(REQUEST_HEADER)
+    if TRACE in request:
+        response.headers["traceparent"] = request[TRACE].traceparent
     report = None if form is None else report_load(form, service.view())
     if report is not None:
         response.headers[RESPONSE_HEADER] = report
     if service.drain.active or service.tracker.load.waiting > 0:
         response.force_close()
         response.headers["Connection"] = "close"  # aiohttp has written its own headers before this hook
+
+
+def _last_error(status: int, body: ErrorBody) -> web.Response:
+    """Of its connection: the rest of the request is not read."""
+    response = _error(status, body)
+    response.force_close()
+    return response
 
 
 def _error(status: int, body: ErrorBody, headers: dict[str, str] | None = None) -> web.Response:

@@ -52,6 +52,10 @@ class BadRequestError(ApiError):
     type = "invalid_request_error"
 
 
+class TornBodyError(BadRequestError):
+    """400, and nothing more can be read from this connection."""
+
+
 class NotFoundError(ApiError):
     """404: no such model or path."""
 
@@ -105,19 +109,33 @@ class Refusal:
     retry_after_seconds: int = field(default=1)
 
 
-class UnavailableError(ApiError):
-    """503 with Retry-After: try again, here or elsewhere."""
-
-    status = 503
-    type = "service_unavailable"
+class RefusedError(ApiError):
+    """Not now: with Retry-After."""
 
     def __init__(self, refusal: Refusal) -> None:
         super().__init__(refusal.message, code=refusal.reason)
         self.refusal = refusal
 
 
-REFUSAL_REASONS = ("queue_full", "draining", "starting", "engine_dead", "too_long")
-"""Every label of pagefleet_requests_rejected_total; too_long is the one that is a 400."""
+class UnavailableError(RefusedError):
+    """503 with Retry-After: try again, here or elsewhere."""
+
+    status = 503
+    type = "service_unavailable"
+
+
+class QuotaError(RefusedError):
+    """429 with Retry-After: this key has had its share for now."""
+
+    status = 429
+    type = "rate_limit_error"
+
+
+REFUSAL_REASONS = (
+    *("queue_full", "queue_tokens", "queue_timeout", "draining", "starting", "engine_dead"),
+    *("rate_limit", "concurrency_limit", "too_long"),
+)
+"""Every label of pagefleet_requests_rejected_total; the two limits are 429, too_long is 400, the others are 503."""
 
 
 def describe_validation(error: ValidationError) -> BadRequestError:

@@ -22,6 +22,7 @@ class GaugeView:
     blocks_used: int = 0
     blocks_total: int = 0
     blocks_waiting: int = 0
+    tokens_waiting: int = 0
     oldest_waiting_seconds: float = 0.0
     report_age_seconds: float = 0.0
     draining: bool = False
@@ -32,7 +33,6 @@ class GaugeView:
     attention_backend: str = ""
     linear_backend: str = ""
     start_seconds: dict[str, float] = field(default_factory=dict)
-
     download_done_bytes: int = 0
     download_total_bytes: int = 0
     """0: no download, or its size is not known yet."""
@@ -81,6 +81,18 @@ class GaugeCollector(Collector):
         backends = {"attention": view.attention_backend, "linear": view.linear_backend}
         yield gauge("vllm:num_requests_running", "Requests in the engine's batch.", (model, view.running))
         yield gauge("vllm:num_requests_waiting", "Accepted requests that do not run yet.", (model, view.waiting))
+        reasons = dict.fromkeys(names.WAITING_REASONS, 0) | {"capacity": view.waiting}
+        yield gauge(
+            "vllm:num_requests_waiting_by_reason",
+            "The same by reason; nothing is ever deferred here.",
+            *(({**model, "reason": reason}, count) for reason, count in reasons.items()),
+        )
+        states = dict.fromkeys(names.SLEEP_STATES, 0) | {"awake": 1}
+        yield gauge(
+            "vllm:engine_sleep_state",
+            "This engine is always awake.",
+            *(({**model, "sleep_state": state}, value) for state, value in states.items()),
+        )
         yield gauge("vllm:kv_cache_usage_perc", "KV-cache blocks in use; 1 is all of them.", (model, view.usage))
         yield gauge("vllm:cache_config_info", "How the KV cache is laid out.", (config, 1))
         yield gauge(
@@ -93,6 +105,9 @@ class GaugeCollector(Collector):
         )
         yield gauge(
             "pagefleet_kv_blocks_waiting", "New blocks that waiting requests will need.", (model, view.blocks_waiting)
+        )
+        yield gauge(
+            "pagefleet_prompt_tokens_waiting", "Prompt tokens of requests in the queue.", (model, view.tokens_waiting)
         )
         yield gauge(
             "pagefleet_requests_oldest_waiting_seconds",
@@ -109,6 +124,14 @@ class GaugeCollector(Collector):
             "What the phases of the start-up took; 0 until they are over.",
             *(({**model, "phase": phase}, seconds) for phase, seconds in phases.items()),
         )
+        yield gauge(
+            "pagefleet_model_download_bytes", "Bytes of the model that are here.", (model, view.download_done_bytes)
+        )
+        yield gauge(
+            "pagefleet_model_download_total_bytes",
+            "Bytes of the model; 0 without a download or before its size is known.",
+            (model, view.download_total_bytes),
+        )
         yield gauge("pagefleet_draining", "1 from SIGTERM or /drain on.", (model, int(view.draining)))
         for name, doc, value in (
             ("vllm:num_preemptions", "Requests pushed out of the batch to be recomputed.", view.preemptions),
@@ -119,11 +142,3 @@ class GaugeCollector(Collector):
             counter.add_metric(list(model.values()), value)
             yield counter
         yield gauge("pagefleet_backend_info", "Kernels in use; empty until the engine is ready.", (backends | model, 1))
-        yield gauge(
-            "pagefleet_model_download_bytes", "Bytes of the model that are here.", (model, view.download_done_bytes)
-        )
-        yield gauge(
-            "pagefleet_model_download_total_bytes",
-            "Bytes of the model; 0 without a download or before its size is known.",
-            (model, view.download_total_bytes),
-        )

@@ -2,7 +2,7 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass, field
 from types import TracebackType
@@ -12,6 +12,7 @@ from pagefleet_server.api.errors import ApiError, DeadlineError
 from pagefleet_server.api.output_text import Delta, OutputText, TextRules
 from pagefleet_server.api.service import Service
 from pagefleet_server.api.text_model import TextModel
+from pagefleet_server.api.tracker import OnEnd
 from pagefleet_server.client.errors import EngineError
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.core.sampling_params import SamplingParams
@@ -44,6 +45,8 @@ class Terms:
     tenant: str = ""
     cache_salt: str = ""
     priority: int = 0
+    on_end: OnEnd | None = None
+    """Told of every choice that has ended."""
 
 
 @dataclass(slots=True)
@@ -60,11 +63,11 @@ class Choice:
     """One for each of token_ids, when asked for."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the prompt's tokens from the second on, when asked for; all are there before the first delta."""
+    pooled: list[bytes] = field(default_factory=list)
+    """Parts of the prompt's pooled hidden state, for an embedding."""
     last: Delta | None = None
     """The delta with the finish reason."""
 
-    pooled: list[bytes] = field(default_factory=list)
-    """Parts of the prompt's pooled hidden state, for an embedding."""
     @property
     def prompt_told(self) -> list[tuple[int, TokenLogprobs | None]]:
         """The prompt's tokens, each with its log-probabilities; the first has none."""
@@ -109,12 +112,15 @@ class Generation:
         self._text = text
         self._plans = plans
         self._terms = terms
-        self._timer: asyncio.TimerHandle | None = None
-        self._expired: DeadlineError | None = None
+        self._timers: list[asyncio.TimerHandle] = []
+        self._expired: ApiError | None = None
         self._reason = "abort"
         self.choices: list[Choice] = []
 
     def __enter__(self) -> Self:
+        """Send everything to the engine. Raises UnavailableError, BadRequestError."""
+        prompts = {plan.prompt_index: len(plan.prompt_token_ids) for plan in self._plans}
+        self._service.check_queued_tokens(sum(prompts.values()))
         try:
             for _, plans in itertools.groupby(self._plans, key=lambda plan: plan.prompt_index):
                 for group in batched(list(plans), self._service.settings.engine.scheduler.max_num_seqs):
@@ -122,9 +128,11 @@ class Generation:
         except EngineError as error:
             self._close()
             raise self._service.explain(error) from error
+        queue_timeout = self._service.settings.http.queue_timeout_seconds
+        if queue_timeout:
+            self._call_at(self._terms.arrival + queue_timeout, self._leave_queue)
         if self._terms.timeout_seconds is not None:
-            left = self._terms.arrival + self._terms.timeout_seconds - self._service.clock()
-            self._timer = asyncio.get_running_loop().call_later(max(0.0, left), self._expire)
+            self._call_at(self._terms.arrival + self._terms.timeout_seconds, self._expire)
         return self
 
     def __exit__(
@@ -176,13 +184,14 @@ class Generation:
             priority=self._terms.priority,
         )
         num_blocks = -(-len(prompt) // service.settings.engine.cache.block_size)
-        for number, (plan, stream) in enumerate(zip(plans, streams, strict=True)):
-            service.tracker.sent(
-                stream.request_id,
-                arrival=self._terms.arrival,
-                num_prompt=len(prompt),
-                num_blocks=num_blocks if number == 0 else 1,
-            )
+        service.tracker.sent(
+            [(stream.request_id, plan.sampling.max_tokens) for plan, stream in zip(plans, streams, strict=True)],
+            arrival=self._terms.arrival,
+            num_prompt=len(prompt),
+            num_blocks=num_blocks,
+            on_end=self._terms.on_end,
+        )
+        for plan, stream in zip(plans, streams, strict=True):
             service.open_streams[stream.request_id] = stream
             detokenizer = self._text.detokenizer(prompt, skip_special_tokens=plan.skip_special_tokens)
             self.choices.append(Choice(plan, stream, OutputText(detokenizer, plan.rules)))
@@ -191,6 +200,7 @@ class Generation:
         try:
             async for output in choice.stream:
                 choice.prompt_logprobs.extend(output.prompt_logprobs or ())
+                choice.pooled.extend(output.pooled)
                 if not output.token_ids and output.finish_reason is None:
                     continue
                 choice.num_cached_tokens = max(choice.num_cached_tokens, output.num_cached_tokens)
@@ -200,7 +210,6 @@ class Generation:
                 choice.logprobs.extend(delta.logprobs)
                 if delta.finish_reason is not None:
                     choice.last = delta
-                choice.pooled.extend(output.pooled)
                     self._end(choice, delta.finish_reason)
                 yield delta
                 if delta.finish_reason is not None:
@@ -224,16 +233,30 @@ class Generation:
         self._service.open_streams.pop(choice.stream.request_id, None)
         self._service.tracker.ended(choice.stream.request_id, reason)
 
+    def _call_at(self, when: float, callback: Callable[[], None]) -> None:
+        left = max(0.0, when - self._service.clock())
+        self._timers.append(asyncio.get_running_loop().call_later(left, callback))
+
     def _expire(self) -> None:
-        """The deadline is over: the engine forgets what is not done, and whoever follows gets the error."""
-        self._expired = DeadlineError(f"the answer was not complete after {self._terms.timeout_seconds:g} s")
+        """The deadline is over."""
+        self._give_up(DeadlineError(f"the answer was not complete after {self._terms.timeout_seconds:g} s"))
+
+    def _leave_queue(self) -> None:
+        """It has waited long enough, if it still waits."""
+        tracker = self._service.tracker
+        if not any(choice.last or tracker.has_begun(choice.stream.request_id) for choice in self.choices):
+            self._give_up(self._service.refuse_after_wait())
+
+    def _give_up(self, error: ApiError) -> None:
+        """The engine forgets what is not done, and whoever follows gets the error."""
+        self._expired = error
         for choice in self.choices:
             if choice.last is None:
                 choice.stream.close()
 
     def _close(self) -> None:
-        if self._timer is not None:
-            self._timer.cancel()
+        for timer in self._timers:
+            timer.cancel()
         for choice in self.choices:
             if choice.last is None:
                 self._end(choice, self._reason)

@@ -16,16 +16,21 @@ def check_text_bytes(num_bytes: int, *, max_token_bytes: int, max_model_len: int
         )
 
 
-def resolve_max_tokens(num_prompt: int, wanted: int | None, *, default: int | None, max_model_len: int) -> int:
-    """Output tokens of a request, >= 1. `default` None means the rest of the context. Raises BadRequestError."""
-    if num_prompt == 0:
-        raise BadRequestError("the prompt has no tokens; give at least one", param="prompt")
-    room = max_model_len - num_prompt
-    if room < 1:
+def check_room(num_prompt: int, *, max_model_len: int) -> None:
+    """Raises BadRequestError for a prompt that leaves no room for a token of output."""
+    if num_prompt >= max_model_len:
         raise BadRequestError(
             f"the context is {max_model_len} tokens; the prompt has {num_prompt}, which leaves no room for the output",
             code=TOO_LONG,
         )
+
+
+def resolve_max_tokens(num_prompt: int, wanted: int | None, *, default: int | None, max_model_len: int) -> int:
+    """Output tokens of a request, >= 1. `default` None means the rest of the context. Raises BadRequestError."""
+    if num_prompt == 0:
+        raise BadRequestError("the prompt has no tokens; give at least one", param="prompt")
+    check_room(num_prompt, max_model_len=max_model_len)
+    room = max_model_len - num_prompt
     if wanted is None:
         return room if default is None else min(default, room)
     if wanted > room:
@@ -38,11 +43,6 @@ def resolve_max_tokens(num_prompt: int, wanted: int | None, *, default: int | No
     return wanted
 
 
-def check_token_ids(token_ids: list[int], vocab_size: int) -> None:
-    """Raises BadRequestError for an id that the model does not have."""
-    highest = max(token_ids)
-    if highest >= vocab_size:
-        raise BadRequestError(f"token id {highest} is not in the vocabulary (0..{vocab_size - 1})", param="prompt")
 def check_fits(num_prompt: int, *, max_model_len: int) -> None:
     """For a prompt without output. Raises BadRequestError."""
     if num_prompt == 0:
@@ -53,3 +53,8 @@ def check_fits(num_prompt: int, *, max_model_len: int) -> None:
         )
 
 
+def check_token_ids(token_ids: list[int], vocab_size: int) -> None:
+    """Raises BadRequestError for an id that the model does not have."""
+    highest = max(token_ids)
+    if highest >= vocab_size:
+        raise BadRequestError(f"token id {highest} is not in the vocabulary (0..{vocab_size - 1})", param="prompt")

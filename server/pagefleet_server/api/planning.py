@@ -13,7 +13,7 @@ from pagefleet_server.api.grammar import Shape, read_grammar
 from pagefleet_server.api.lengths import resolve_max_tokens
 from pagefleet_server.api.protocol.sampling import SamplingBody
 from pagefleet_server.api.sampling import SEEDS, ModelFacts, make_sampling, make_text_rules
-from pagefleet_server.api.service import TENANT, Loaded, Service
+from pagefleet_server.api.service import TENANT, TRACE, Loaded, Service
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 
@@ -45,6 +45,7 @@ def read_terms(request: web.Request, service: Service, body: Wishes, arrival: fl
         tenant=request.get(TENANT, ""),
         cache_salt=body.cache_salt,
         priority=body.priority,
+        on_end=None if TRACE not in request else request[TRACE].on_end,
     )
 
 

@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from enum import IntEnum
+from importlib.metadata import version
 from pathlib import Path
 
 from aiohttp import web
@@ -17,6 +18,7 @@ from pagefleet_server.api.app import make_app
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.service import DrainExpiredError, Loaded, Service
 from pagefleet_server.api.text_model import TextModel, load_text_model
+from pagefleet_server.api.tracing import TracingUnavailableError, make_tracing
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.client.errors import EngineDeadError
 from pagefleet_server.log import LOGGER
@@ -71,9 +73,23 @@ class Server:
         except KeyFileError as error:
             LOGGER.error("--api-key-file: %s", error)
             return ExitCode.USAGE
-        client = self._make_client(self._settings.engine)
         name = model.served_model_name or name_model(model.model)
-        service = Service(self._settings, model_name=name, client=client, clock=self._clock, keys=keys or None)
+        try:
+            tracing = http.otlp_endpoint and make_tracing(
+                http.otlp_endpoint, model_name=name, version=version("pagefleet"), clock=self._clock
+            )
+        except TracingUnavailableError as error:
+            LOGGER.error("--otlp-endpoint: %s", error)
+            return ExitCode.USAGE
+        client = self._make_client(self._settings.engine)
+        service = Service(
+            self._settings,
+            model_name=name,
+            client=client,
+            clock=self._clock,
+            keys=keys or None,
+            tracing=tracing or None,
+        )
         client.observe_steps(service.tracker.on_step)
         runner = web.AppRunner(
             make_app(service),
@@ -92,6 +108,8 @@ class Server:
             finally:
                 await client.stop(timeout_seconds=STOP_SECONDS if client.ready else 0.0)  # a starting one cannot listen
                 await runner.cleanup()
+                if service.tracing is not None:
+                    await asyncio.to_thread(service.tracing.close)
 
     async def _listen(self, runner: web.AppRunner) -> bool:
         http = self._settings.http
@@ -126,9 +144,8 @@ class Server:
 
     async def _load(self, service: Service, pool: ThreadPoolExecutor) -> ExitCode | None:
         """Text side and engine at the same time. None: both are there."""
-        model = self._settings.engine.model.model
         begun = self._clock()
-        LOGGER.info("loading %s as %r", model, service.model_name)
+        LOGGER.info("loading %s as %r", self._settings.engine.model.model, service.model_name)
         loop = asyncio.get_running_loop()
         try:
             fetched = await self._fetch(service)

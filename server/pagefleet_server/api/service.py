@@ -1,6 +1,7 @@
 """What every handler needs, and the door: who may come in now."""
 
 import asyncio
+import math
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,6 +19,7 @@ from pagefleet_server.api.lengths import TOO_LONG
 from pagefleet_server.api.metrics import Metrics
 from pagefleet_server.api.protocol.fields import UnknownFields
 from pagefleet_server.api.text_model import TextModel
+from pagefleet_server.api.tracing import RequestTrace, Tracing
 from pagefleet_server.api.tracker import Tracker
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.client.errors import EngineDeadError, EngineError, RequestFailedError, RequestRefusedError
@@ -55,6 +57,7 @@ class Service:
         clock: Callable[[], float],
         wall_clock: Callable[[], float] = time.time,
         keys: ApiKeys | None = None,
+        tracing: Tracing | None = None,
     ) -> None:
         self.settings = settings
         self.model_name = model_name
@@ -63,6 +66,8 @@ class Service:
         self.wall_clock = wall_clock
         self.keys = keys
         """None: everybody may ask."""
+        self.tracing = tracing
+        """None: no traces."""
         self.created = int(wall_clock())
         self.loaded: Loaded | None = None
         self.download: Progress | None = None
@@ -114,11 +119,6 @@ class Service:
             )
         return self.loaded
 
-    def _refuse(self, reason: str, message: str, retry_after_seconds: int) -> UnavailableError:
-        self.metrics.rejected(reason)
-        return UnavailableError(Refusal(reason, message, retry_after_seconds))
-
-    @contextmanager
     def require_texts(self) -> Loaded:
         """The same, of a model that makes texts. Raises BadRequestError for an embedding model."""
         loaded = self.require()
@@ -128,6 +128,11 @@ class Service:
             )
         return loaded
 
+    def _refuse(self, reason: str, message: str, retry_after_seconds: int) -> UnavailableError:
+        self.metrics.rejected(reason)
+        return UnavailableError(Refusal(reason, message, retry_after_seconds))
+
+    @contextmanager
     def open_request(self) -> Iterator[None]:
         """A drain waits for what is inside."""
         self.num_open += 1
@@ -166,6 +171,25 @@ class Service:
         finally:
             self.tracker.left_door(key)
 
+    def check_queued_tokens(self, num_new: int) -> None:
+        """Whether so many more prompt tokens may wait. Raises UnavailableError."""
+        most, queued = self.settings.http.max_queue_tokens, self.tracker.num_queued_tokens
+        if most and queued and queued + num_new > most:
+            share = (queued + num_new - most) / queued  # of what waits must go first
+            raise self._refuse(
+                "queue_tokens",
+                f"{queued} prompt tokens wait and at most {most} may; this request has {num_new}; try again later",
+                self.tracker.rate.seconds_for(math.ceil(share * max(1, self.tracker.num_waiting))),
+            )
+
+    def refuse_after_wait(self) -> UnavailableError:
+        """For a request that has waited for too long."""
+        return self._refuse(
+            "queue_timeout",
+            f"no step came to this request within {self.settings.http.queue_timeout_seconds:g} s; try again later",
+            self.tracker.rate.seconds_for(max(1, self.tracker.num_waiting)),
+        )
+
     def check_model(self, name: str | None) -> None:
         """Raises NotFoundError for another model's name."""
         if name is not None and name != self.model_name:
@@ -203,6 +227,7 @@ class Service:
         common = GaugeView(
             waiting=tracker.num_waiting,
             blocks_waiting=tracker.blocks_waiting,
+            tokens_waiting=tracker.num_queued_tokens,
             oldest_waiting_seconds=tracker.oldest_waiting_seconds,
             report_age_seconds=self.client.last_message_age_seconds,
             draining=self.drain.active,
@@ -220,3 +245,5 @@ class Service:
 SERVICE = web.AppKey("service", Service)
 TENANT = web.RequestKey("tenant", str)
 """Whose request it is; there only when keys are asked for. Tenants share a full engine equally, and no cache."""
+TRACE = web.RequestKey("trace", RequestTrace)
+"""The request's span; there only when traces are made."""

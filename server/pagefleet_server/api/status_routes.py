@@ -77,10 +77,10 @@ async def get_openapi(request: web.Request) -> web.Response:
 
 
 async def post_drain(request: web.Request) -> web.Response:
-    """As SIGTERM; for loopback peers only (a preStop hook, the pod itself)."""
+    """As SIGTERM; for loopback peers (a preStop hook, the pod itself) and keys marked `admin`."""
     service = request.app[SERVICE]
-    if not _is_loopback(request.remote):
-        raise ForbiddenError("/drain is only answered to loopback peers")
+    if not _is_loopback(request.remote) and not _has_admin_key(request, service):
+        raise ForbiddenError("/drain is only answered to loopback peers and to keys marked admin")
     service.begin_drain()
     http = service.settings.http
     return web.json_response(
@@ -124,6 +124,11 @@ def _phase(service: Service) -> str:
 
 def _state(status: int, state: str, detail: str) -> web.Response:
     return web.json_response({"status": state, "detail": detail}, status=status)
+
+
+def _has_admin_key(request: web.Request, service: Service) -> bool:
+    tenant = None if service.keys is None else service.keys.identify(request.headers.get("Authorization"))
+    return tenant is not None and tenant.quota.limits.admin
 
 
 def _is_loopback(peer: str | None) -> bool:

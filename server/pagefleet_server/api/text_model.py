@@ -12,11 +12,15 @@ from pagefleet_server.api.chat_template import ChatTemplate
 from pagefleet_server.api.detokenizer import Detokenizer, TokensToText
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.grammar import compile_grammar
-from pagefleet_server.api.lengths import check_text_bytes
+from pagefleet_server.api.lengths import check_room, check_text_bytes
 from pagefleet_server.api.parsers.choose import detect_reasoning, detect_tool_parser
 from pagefleet_server.api.token_text import TokenTexts
 from pagefleet_server.tokenizer import LoadedTokenizer, load_tokenizer
 
+LONG_CHARS = 64 * 1024
+"""Longer texts are tokenised one at a time, so that short ones always find a free thread."""
+ID_SLICE = 16 * 1024
+"""Token ids are made into Python objects so many at a time: that holds the interpreter, wherever it runs."""
 GRAMMAR_SECONDS = 5.0
 MAX_GRAMMARS = 64
 Result = TypeVar("Result")
@@ -28,6 +32,7 @@ class TextModel:
     def __init__(self, loaded: LoadedTokenizer, pool: ThreadPoolExecutor) -> None:
         self._loaded = loaded
         self._pool = pool
+        self._long_lane = asyncio.Semaphore(1)
         self._grammars: OrderedDict[tuple[str, str], str] = OrderedDict()
         self._texts = TokenTexts(loaded.tokenizer)
         self.describe = self._texts.describe
@@ -60,13 +65,13 @@ class TextModel:
 
         def work() -> list[int]:
             check_text_bytes(len(text.encode()), max_token_bytes=self.max_token_bytes, max_model_len=max_model_len)
-            return self._encode(text, add_special_tokens)
+            return self._encode(text, add_special_tokens, max_model_len=max_model_len)
 
-        return await self._in_thread(work)
+        return await self._in_thread(work, is_long=len(text) > LONG_CHARS)
 
     async def encode_any(self, text: str, *, add_special_tokens: bool) -> list[int]:
         """Token ids of a text that need not fit into the context."""
-        return await self._in_thread(lambda: self._encode(text, add_special_tokens))
+        return await self._in_thread(lambda: self._encode(text, add_special_tokens), is_long=len(text) > LONG_CHARS)
 
     async def encode_words(self, words: Sequence[str]) -> tuple[tuple[int, ...], ...]:
         """The token sequences of words, at the beginning of a text and after a space; none twice."""
@@ -85,7 +90,7 @@ class TextModel:
         if known is None:
             try:
                 async with asyncio.timeout(GRAMMAR_SECONDS):
-                    known = await self._in_thread(lambda: compile_grammar(kind, source))
+                    known = await self._in_thread(lambda: compile_grammar(kind, source), is_long=True)
             except TimeoutError as error:
                 raise BadRequestError(
                     f"{kind}: not compiled within {GRAMMAR_SECONDS:g} s", code="invalid_grammar"
@@ -124,12 +129,24 @@ class TextModel:
         """Tokens as the vocabulary writes them."""
         return [self._loaded.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
 
-    def _encode(self, text: str, add_special_tokens: bool) -> list[int]:
-        ids: list[int] = self._loaded.tokenizer.encode(text, add_special_tokens=add_special_tokens).ids
-        return ids
+    def _encode(self, text: str, add_special_tokens: bool, *, max_model_len: int | None = None) -> list[int]:
+        """Raises BadRequestError for more tokens than fit, before their ids are made."""
+        (encoding,) = self._loaded.tokenizer.encode_batch_fast([text], add_special_tokens=add_special_tokens)
+        if max_model_len is not None:
+            check_room(len(encoding), max_model_len=max_model_len)
+        if len(encoding) <= ID_SLICE:
+            return list(encoding.ids)
+        encoding.truncate(ID_SLICE)
+        return [token_id for piece in (encoding, *encoding.overflowing) for token_id in piece.ids]
 
-    async def _in_thread(self, work: Callable[[], Result]) -> Result:
-        return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+    async def _in_thread(self, work: Callable[[], Result], *, is_long: bool = False) -> Result:
+        if not is_long:
+            return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        await self._long_lane.acquire()
+        future = self._pool.submit(work)
+        release = asyncio.get_running_loop().call_soon_threadsafe
+        future.add_done_callback(lambda _: release(self._long_lane.release))  # when the thread is free, not the caller
+        return await asyncio.wrap_future(future)
 
 
 def load_text_model(path: Path, pool: ThreadPoolExecutor) -> TextModel:

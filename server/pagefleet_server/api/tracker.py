@@ -1,7 +1,7 @@
 """Follows every request from the door to its end: one count of what waits, one place that moves the metrics."""
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from pagefleet_server.api.admission import FinishRate, Load
@@ -10,15 +10,36 @@ from pagefleet_server.wire import Gauges, RequestOutput, StepDone
 
 
 @dataclass(slots=True)
+class Group:
+    """Requests with one prompt (n > 1): the first one computes it."""
+
+    num_open: int
+    on_end: "OnEnd | None" = None
+    longest: int = 0
+    """Generated tokens of the longest one that has ended."""
+
+
+@dataclass(slots=True)
 class Timing:
-    """When things happened to one request; clock seconds."""
+    """What happened to one request, and when; clock seconds."""
 
     arrival: float
     num_prompt: int
+    max_tokens: int
+    group: Group
+    queued_tokens: int
+    """Of the prompt, when this request is the one that computes it."""
+    num_cached: int = 0
+    """Prompt tokens that were in the cache."""
+    num_preemptions: int = 0
     first_scheduled: float | None = None
     first_token: float | None = None
     last_token: float | None = None
     num_tokens: int = 0
+
+
+OnEnd = Callable[[Timing, str], None]
+"""Called with each request that has ended, and the reason."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,6 +62,8 @@ class Tracker:
         self._unread: deque[Unread] = deque()
         self._num_sent = 0
         self._arriving: dict[object, tuple[int, float]] = {}
+        self.num_queued_tokens = 0
+        """Prompt tokens of requests that were sent to the engine and have not begun to run."""
         self.rate = FinishRate(clock)
         self.gauges: Gauges | None = None
         """The engine's last word; None before it, and after its death."""
@@ -51,11 +74,24 @@ class Tracker:
         self._arriving[key] = (count, now)
         return now
 
-    def sent(self, request_id: str, *, arrival: float, num_prompt: int, num_blocks: int) -> None:
-        """One request is on its way to the engine, where it will need so many new blocks."""
-        self._timings[request_id] = Timing(arrival, num_prompt)
-        self._unread.append(Unread(self._num_sent, arrival, num_blocks))
-        self._num_sent += 1
+    def sent(
+        self,
+        requests: Sequence[tuple[str, int]],
+        *,
+        arrival: float,
+        num_prompt: int,
+        num_blocks: int,
+        on_end: OnEnd | None = None,
+    ) -> None:
+        """Requests (id, max_tokens) with one prompt of num_blocks blocks are on their way to the engine."""
+        group = Group(len(requests), on_end)
+        self._metrics.params_n.observe(len(requests))
+        for number, (request_id, max_tokens) in enumerate(requests):
+            queued = 0 if number else num_prompt
+            self._timings[request_id] = Timing(arrival, num_prompt, max_tokens, group, queued)
+            self.num_queued_tokens += queued
+            self._unread.append(Unread(self._num_sent, arrival, 1 if number else num_blocks))
+            self._num_sent += 1
 
     def left_door(self, key: object) -> None:
         """All of `key` are sent, or will never be."""
@@ -66,10 +102,17 @@ class Tracker:
         timing = self._timings.pop(request_id, None)
         if timing is None:
             return
+        self._leave_queue(timing)
+        self._leave_group(timing, reason)
         self._metrics.finished(reason)
         self.rate.note()
         if reason == "stop" and timing.last_token is not None:
             self._observe_end(timing, timing.last_token)
+
+    def has_begun(self, request_id: str) -> bool:
+        """Whether a step has computed something of it. False for one that has ended."""
+        timing = self._timings.get(request_id)
+        return timing is not None and timing.first_scheduled is not None
 
     def on_step(self, step: StepDone) -> None:
         """Every message of the running engine."""
@@ -79,6 +122,9 @@ class Tracker:
         if step.step_seconds is not None:
             self._metrics.step_seconds.observe(step.step_seconds)
             self._metrics.iteration_tokens.observe(step.step_tokens)
+            for request_id in step.prefilling:
+                if (timing := self._timings.get(request_id)) is not None:
+                    self._begin(timing, step.time - step.step_seconds)
         for output in step.outputs:
             self._on_output(output, step.time)
 
@@ -86,6 +132,8 @@ class Tracker:
         """The engine is gone, with everything in it."""
         self.gauges = None
         self._unread.clear()
+        for timing in self._timings.values():
+            self._leave_queue(timing)
 
     @property
     def load(self) -> Load:
@@ -124,27 +172,56 @@ class Tracker:
         if timing is None:
             return  # ended by the API a moment ago
         metrics = self._metrics
-        if output.first_scheduled_time is not None and timing.first_scheduled is None:
-            timing.first_scheduled = output.first_scheduled_time
-            metrics.queue_time.observe(max(0.0, timing.first_scheduled - timing.arrival))
+        if output.first_scheduled_time is not None:
+            self._begin(timing, output.first_scheduled_time)
+        timing.num_cached = max(timing.num_cached, output.num_cached_tokens)
+        timing.num_preemptions = max(timing.num_preemptions, output.num_preemptions)
         if output.token_ids:
             metrics.generation_tokens.inc(len(output.token_ids))
             timing.num_tokens += len(output.token_ids)
             if timing.last_token is None:
                 timing.first_token = now
-                metrics.prompt_tokens.inc(timing.num_prompt)
+                metrics.prompt(timing.num_prompt, timing.num_cached)
                 metrics.first_token.observe(max(0.0, now - timing.arrival))
             else:
                 metrics.token_gap.observe(max(0.0, now - timing.last_token))
             timing.last_token = now
+        elif output.finish_reason == "length":  # an embedding: it ends with its prompt
+            metrics.prompt(timing.num_prompt, timing.num_cached)
         if output.finish_reason is not None:
             del self._timings[output.request_id]
+            self._leave_queue(timing)
+            self._leave_group(timing, output.finish_reason)
             metrics.finished(output.finish_reason)
             self.rate.note()
             self._observe_end(timing, now)
 
+    def _begin(self, timing: Timing, scheduled: float) -> None:
+        if timing.first_scheduled is None:
+            timing.first_scheduled = scheduled
+            self._metrics.queue_time.observe(max(0.0, scheduled - timing.arrival))
+            self._leave_queue(timing)
+
+    def _leave_group(self, timing: Timing, reason: str) -> None:
+        group = timing.group
+        group.num_open -= 1
+        group.longest = max(group.longest, timing.num_tokens)
+        if group.num_open == 0:
+            self._metrics.longest_generated.observe(group.longest)
+        if group.on_end is not None:
+            group.on_end(timing, reason)
+
+    def _leave_queue(self, timing: Timing) -> None:
+        self.num_queued_tokens -= timing.queued_tokens
+        timing.queued_tokens = 0
+
     def _observe_end(self, timing: Timing, now: float) -> None:
         metrics = self._metrics
+        metrics.num_prompt.observe(timing.num_prompt)
+        metrics.num_generated.observe(timing.num_tokens)
+        metrics.params_max_tokens.observe(timing.max_tokens)
+        metrics.num_computed.observe(timing.num_prompt - timing.num_cached)
+        metrics.num_preemptions.observe(timing.num_preemptions)
         metrics.end_to_end.observe(max(0.0, now - timing.arrival))
         if timing.first_token is None:
             return
@@ -154,5 +231,3 @@ class Tracker:
         metrics.inference_time.observe(max(0.0, now - scheduled))
         if timing.num_tokens > 1:
             metrics.mean_token_gap.observe(max(0.0, now - timing.first_token) / (timing.num_tokens - 1))
-        elif output.finish_reason == "length":  # an embedding: it ends with its prompt
-            metrics.prompt(timing.num_prompt, timing.num_cached)

@@ -39,6 +39,8 @@ from pagefleet_server.wire import (
 )
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_server.engine")
+DELIVERED_AT_ONCE = 32
+"""Outputs of a step between two turns of the event loop; their streams take some milliseconds."""
 REAP_SECONDS = 0.5
 """After the socket closed, so long is waited for the exit code before the death is told without one."""
 
@@ -254,7 +256,10 @@ class EngineClient:
                 length = int.from_bytes(await reader.readexactly(HEADER_BYTES), "big")
                 if length > MAX_FRAME_BYTES:
                     raise FrameError(f"the engine announced {length} bytes, at most {MAX_FRAME_BYTES} are allowed")
-                self._handle(decoder.decode(await reader.readexactly(length)))
+                message = decoder.decode(await reader.readexactly(length))
+                self._handle(message)
+                if isinstance(message, StepDone):
+                    await self._deliver_all(message.outputs)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the process has ended; its exit code says how
         except (FrameError, msgspec.MsgspecError) as error:
@@ -269,8 +274,6 @@ class EngineClient:
                 self.gauges = message.gauges
                 for step_observer in self._step_observers:
                     step_observer(message)
-                for output in message.outputs:
-                    self._deliver(output)
             case Starting():
                 self.starting = message
                 for starting_observer in self._starting_observers:
@@ -280,6 +283,14 @@ class EngineClient:
                 self._changed.set()
             case Failed():
                 self._failed_reason = message.reason
+
+    async def _deliver_all(self, outputs: Sequence[RequestOutput]) -> None:
+        """Some at a time: each wakes a task, and between them the loop must come to whoever else is ready."""
+        for start in range(0, len(outputs), DELIVERED_AT_ONCE):
+            if start:
+                await asyncio.sleep(0)
+            for output in outputs[start : start + DELIVERED_AT_ONCE]:
+                self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
         stream = self._streams.get(output.request_id)
@@ -322,11 +333,7 @@ def check_request(prompt_token_ids: Sequence[int], sampling: SamplingParams, rea
         raise RequestRefusedError("the prompt has no tokens; at least 1 is needed")
     if sampling.max_tokens < 1:
         raise RequestRefusedError(f"max_tokens is {sampling.max_tokens}; at least 1 is needed")
-    if sampling.pooling != ready.pooling:
-        raise RequestRefusedError(
-            f"the model's results are {ready.pooling or 'texts'}, not {sampling.pooling or 'texts'}"
-        )
-    if num_prompt + sampling.num_drawn > ready.max_model_len:
+    if num_prompt + sampling.max_tokens > ready.max_model_len:
         raise RequestRefusedError(
             f"{num_prompt} prompt tokens plus max_tokens {sampling.max_tokens} are"
             f" {num_prompt + sampling.max_tokens} tokens; the limit is {ready.max_model_len}"

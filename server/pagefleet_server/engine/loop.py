@@ -107,6 +107,7 @@ class EngineLoop:
                 time=ended,
                 step_seconds=ended - began,
                 step_tokens=output.num_tokens,
+                prefilling=[item.request_id for item in output.scheduled[output.num_decodes :] if not item.sample],
             )
         )
 
@@ -131,7 +132,6 @@ def output_of(new: NewTokens) -> RequestOutput:
         logprobs=new.logprobs,
         prompt_logprobs=new.prompt_logprobs,
     )
-        pooled=[] if new.pooled is None else [new.pooled],
 
 
 def gauges_of(counts: SchedulerCounts) -> Gauges:

@@ -26,7 +26,7 @@ def _content_shape(value: Any) -> str | None:
 
 
 Content = Annotated[
-    Annotated[str, Tag("one-text")] | Annotated[list[ContentPart], Tag("many-parts")],
+    Annotated[str, Tag("one-text")] | Annotated[list[ContentPart], Field(fail_fast=True), Tag("many-parts")],
     Discriminator(
         _content_shape,
         custom_error_type="content_shape",
@@ -42,7 +42,7 @@ class Message(BaseModel):
     role: Literal["system", "developer", "user", "assistant", "tool", "function"]
     content: Content | None = None
     name: str | None = None
-    tool_calls: list[dict[str, JsonValue]] | None = None
+    tool_calls: Annotated[list[dict[str, JsonValue]], Field(fail_fast=True)] | None = None
     tool_call_id: str | None = None
     reasoning_content: str | None = None
 
@@ -89,7 +89,7 @@ def _with_parsed_arguments(call: dict[str, Any], index: int) -> dict[str, Any]:
 class ChatBody(SamplingBody):
     """The conversation, rendered by the model's own template."""
 
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)]
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
     """Wins over max_tokens. Neither: the rest of the context."""
     logprobs: Flag = False
@@ -108,7 +108,7 @@ class ChatBody(SamplingBody):
     include_reasoning: Flag = True
     """False: reasoning is left out of the answer."""
     chat_template_kwargs: dict[str, JsonValue] = Field(default_factory=dict)
-    documents: list[dict[str, JsonValue]] | None = None
+    documents: Annotated[list[dict[str, JsonValue]], Field(fail_fast=True)] | None = None
     reasoning_effort: str | None = None
     """Given to the template."""
 

@@ -21,12 +21,12 @@ def _prompt_shape(value: Any) -> str | None:
     return next((shape for kind, shape in shapes.items() if isinstance(first, kind)), None)
 
 
-TokenIds = Annotated[list[TokenId], Field(min_length=1)]
+TokenIds = Annotated[list[TokenId], Field(min_length=1, fail_fast=True)]
 Prompt = Annotated[
     Annotated[str, Tag("one-text")]
     | Annotated[TokenIds, Tag("one-id-list")]
-    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS), Tag("many-texts")]
-    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS), Tag("many-id-lists")],
+    | Annotated[list[str], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("many-texts")]
+    | Annotated[list[TokenIds], Field(min_length=1, max_length=MAX_PROMPTS, fail_fast=True), Tag("many-id-lists")],
     Discriminator(
         _prompt_shape,
         custom_error_type="prompt_shape",

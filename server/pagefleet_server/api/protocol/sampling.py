@@ -21,6 +21,13 @@ def _as_list(value: object) -> object:
     return [value] if isinstance(value, str) else value
 
 
+def _check_biases(value: object) -> object:
+    """Before its entries are looked at, each of which would be a complaint of its own."""
+    if isinstance(value, dict) and len(value) > MAX_BIASES:
+        raise ValueError(f"at most {MAX_BIASES} entries are allowed, {len(value)} are given")
+    return value
+
+
 def _check_stops(stops: list[str] | None) -> list[str] | None:
     if stops is not None and "" in stops:
         raise ValueError("a stop string must not be empty")
@@ -73,9 +80,13 @@ class SamplingBody(BaseModel):
     frequency_penalty: Penalty = 0.0
     repetition_penalty: Annotated[float, Field(gt=0, le=100, allow_inf_nan=False)] = 1.0
     """Over prompt and output; 1 is off."""
-    logit_bias: Annotated[dict[TokenKey, Bias], Field(max_length=MAX_BIASES)] = Field(default_factory=dict)
+    logit_bias: Annotated[
+        dict[TokenKey, Bias], Field(max_length=MAX_BIASES), BeforeValidator(_check_biases, dict[TokenKey, Bias])
+    ] = Field(default_factory=dict)
     """Token id (as JSON's keys are: text) -> added to its logit."""
-    allowed_token_ids: Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS)] | None = None
+    allowed_token_ids: (
+        Annotated[list[TokenId], Field(min_length=1, max_length=MAX_ALLOWED_IDS, fail_fast=True)] | None
+    ) = None
     """Only these may be drawn."""
     response_format: dict[str, JsonValue] | None = None
     """text, json_object, or json_schema with its schema."""
@@ -84,7 +95,7 @@ class SamplingBody(BaseModel):
     guided_json: dict[str, JsonValue] | str | None = None
     """Older name of structured_outputs.json; so are the next three."""
     guided_regex: str | None = None
-    guided_choice: list[str] | None = None
+    guided_choice: Annotated[list[str], Field(fail_fast=True)] | None = None
     guided_grammar: str | None = None
     bad_words: Annotated[list[BadWord], Field(max_length=MAX_BAD_WORDS)] = Field(default_factory=list)
     """Texts that may not come about."""

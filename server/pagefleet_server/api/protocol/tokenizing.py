@@ -14,7 +14,7 @@ class TokenizeBody(BaseModel):
     model_config = ConfigDict(extra="allow")
     model: str | None = None
     prompt: str | None = None
-    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES)] | None = None
+    messages: Annotated[list[Message], Field(min_length=1, max_length=MAX_MESSAGES, fail_fast=True)] | None = None
     add_special_tokens: Flag | None = None
     """Absent: true for a prompt, false for messages."""
     add_generation_prompt: Flag = True
@@ -36,5 +36,5 @@ class DetokenizeBody(BaseModel):
 
     model_config = ConfigDict(extra="allow")
     model: str | None = None
-    tokens: list[TokenId]
+    tokens: Annotated[list[TokenId], Field(fail_fast=True)]
     skip_special_tokens: Flag = False

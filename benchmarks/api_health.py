@@ -1,0 +1,150 @@
+"""How fast probes answer while the server is full and long prompts come in.
+
+    python benchmarks/api_health.py [--streams 512] [--seconds 20] [--bytes 5000000]
+
+The server's engine is the real process around a runner without a model (tests/support), so the API process is what is
+measured. Streams keep `--streams` requests in flight; beside them, prompts of `--bytes` bytes are posted without end,
+once as one text and once as a list of token ids. Probes are asked by a process of their own, one after the other.
+Goal: no answer of /livez, /readyz, /startupz takes 50 ms.
+"""
+
+import argparse
+import asyncio
+import json
+import statistics
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.request import urlopen
+
+import aiohttp
+
+TESTS = Path(__file__).resolve().parents[1] / "tests"
+sys.path.insert(0, str(TESTS))
+
+from support.api_server import Talk, memory_server  # noqa: E402  # the folder is put on the path above
+
+PROBES = ("/livez", "/readyz", "/startupz")
+GOAL_MS = 50.0
+PAUSE_SECONDS = 0.005
+
+
+@dataclass(frozen=True)
+class Load:
+    """What goes on beside the probes."""
+
+    name: str
+    path: str
+    body: bytes
+
+
+def main() -> None:
+    """Print one line for each load."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--streams", type=int, default=512)
+    parser.add_argument("--seconds", type=float, default=20.0)
+    parser.add_argument("--bytes", type=int, default=5_000_000)
+    parser.add_argument("--probe", help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.probe:
+        print(json.dumps(ask_probes(options.probe, options.seconds)))
+    else:
+        asyncio.run(measure(options))
+
+
+def ask_probes(base_url: str, seconds: float) -> list[float]:
+    """Milliseconds of each answer."""
+    times: list[float] = []
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        for path in PROBES:
+            begun = time.perf_counter()
+            with urlopen(f"{base_url}{path}") as response:
+                assert response.status == 200
+            times.append((time.perf_counter() - begun) * 1000)
+        time.sleep(PAUSE_SECONDS)
+    return times
+
+
+def make_loads(num_bytes: int) -> list[Load]:
+    """Nothing; a long text for the tokenizer; a long list of ids for the parser."""
+    words = "the quick brown fox jumps over a lazy dog " * (num_bytes // 42)
+    ids = json.dumps([number % 50 for number in range(num_bytes // 4)])
+    return [
+        Load("streams alone", "", b""),
+        Load("and a long text", "/v1/completions", json.dumps({"prompt": words, "max_tokens": 1}).encode()),
+        Load("and long token ids", "/v1/completions", f'{{"prompt": {ids}, "max_tokens": 1}}'.encode()),
+    ]
+
+
+async def measure(options: argparse.Namespace) -> None:
+    """One server for all loads."""
+    flags = {
+        "--max-num-seqs": options.streams,
+        "--max-num-batched-tokens": max(512, options.streams),
+        "--num-kv-blocks": 64 * options.streams,
+        "--max-queue": 64,
+        "--max-body": 2 * options.bytes,
+    }
+    words = [str(word) for flag in flags.items() for word in flag]
+    with tempfile.TemporaryDirectory() as folder:
+        async with memory_server(Path(folder), "slow-30", *words) as talk:
+            for load in make_loads(options.bytes):
+                times = await run(talk, load, options)
+                print(describe(load.name, times), flush=True)
+
+
+async def run(talk: Talk, load: Load, options: argparse.Namespace) -> list[float]:
+    """Milliseconds of each probe under this load."""
+    connector = aiohttp.TCPConnector(limit=0)
+    async with aiohttp.ClientSession(talk.server.base_url, connector=connector) as session:
+        tasks = [asyncio.create_task(stream(session, seed)) for seed in range(options.streams)]
+
+        async def full() -> bool:
+            return await talk.gauge("vllm:num_requests_running") >= options.streams * 0.9
+
+        await talk.until(full, "all streams run")
+        if load.path:
+            tasks.append(asyncio.create_task(post(session, load)))
+        command = [sys.executable, __file__, "--probe", talk.server.base_url, "--seconds", str(options.seconds)]
+        ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    times: list[float] = json.loads(ended.stdout)
+    return times
+
+
+async def stream(session: aiohttp.ClientSession, seed: int) -> None:
+    """One request after the other."""
+    body: dict[str, Any] = {"prompt": "ab", "max_tokens": 300, "ignore_eos": True, "stream": True, "seed": seed}
+    while True:
+        async with session.post("/v1/completions", json=body) as response:
+            async for _ in response.content:
+                pass
+
+
+async def post(session: aiohttp.ClientSession, load: Load) -> None:
+    """A long prompt after the other; each is tokenised or read, and found to be too long."""
+    while True:
+        headers = {"Content-Type": "application/json"}
+        async with session.post(load.path, data=load.body, headers=headers) as response:
+            assert response.status == 400, await response.text()
+
+
+def describe(name: str, times: list[float]) -> str:
+    """One line."""
+    cuts = statistics.quantiles(times, n=1000)
+    slow = sum(value > GOAL_MS for value in times)
+    return (
+        f"{name:20s} {len(times):5d} probes: median {cuts[499]:5.1f} ms, p99 {cuts[989]:5.1f} ms, "
+        f"slowest {max(times):5.1f} ms; {slow} over {GOAL_MS:g} ms"
+    )
+
+
+if __name__ == "__main__":
+    main()

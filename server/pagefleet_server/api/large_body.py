@@ -1,0 +1,113 @@
+"""Large JSON bodies, read without holding the event loop for long.
+
+Validation is C code that keeps the interpreter to itself, in a thread as well, and its time grows with the number of
+JSON values, not of bytes: a prompt of megabytes is one value. So lists of token ids are read apart, in slices, and of
+everything else there may be a bounded number of values.
+"""
+
+import asyncio
+import re
+from typing import Annotated, TypeVar
+
+import msgspec
+from pydantic import BaseModel, ValidationError
+
+from pagefleet_server.api.errors import BadRequestError, describe_validation
+
+Body = TypeVar("Body", bound=BaseModel)
+
+SMALL_BYTES = 128 * 1024
+"""Smaller bodies are validated at once."""
+SLICE_BYTES = 256 * 1024
+"""Of a list of token ids, between two turns of the loop; about 40,000 ids."""
+MAX_CONTAINERS = 16 * 1024
+"""Objects and lists beside the lists of token ids. 4096 messages, each with a list of one part, have 12,289."""
+MAX_VALUES = 96 * 1024
+"""Values of any kind beside them: the longest allowed_token_ids and as many messages as there may be."""
+MAX_STRINGS = 2 * MAX_VALUES
+"""Keys and values."""
+ID_FIELDS = ("prompt", "input", "tokens")
+"""What may be a list of token ids, in the order of the routes."""
+MAX_ID_LISTS = 1024
+PLACEHOLDER = msgspec.Raw(b"[0]")
+
+_TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
+_document = msgspec.json.Decoder(dict[str, msgspec.Raw])
+_flat = msgspec.json.Decoder(list[_TokenId])
+_nested = msgspec.json.Decoder(list[Annotated[list[_TokenId], msgspec.Meta(min_length=1)]])
+_MARKS = b'"[{,'
+_NO_MARKS = bytes(sorted(set(range(256)) - set(_MARKS)))
+_STRING = re.compile(rb'"[^"]*"')
+
+
+async def parse_body(raw: bytes, kind: type[Body]) -> Body:
+    """The validated body. Raises BadRequestError."""
+    ids: dict[str, list[int] | list[list[int]]] = {}
+    if len(raw) > SMALL_BYTES:
+        try:
+            document = _document.decode(raw)
+            for name in ID_FIELDS:
+                if name in kind.model_fields and name in document and _begins_with_ids(bytes(document[name])):
+                    ids[name] = await read_ids(bytes(document[name]), name)
+                    document[name] = PLACEHOLDER
+            raw = msgspec.json.encode(document)
+        except (msgspec.MsgspecError, RecursionError) as error:
+            raise BadRequestError(f"body: invalid JSON: {str(error)[:200]}") from error
+        check_values(raw)
+    try:
+        body = kind.model_validate_json(raw)
+    except ValidationError as error:
+        raise describe_validation(error) from error
+    for name, value in ids.items():
+        setattr(body, name, value)
+    return body
+
+
+async def read_ids(raw: bytes, name: str) -> list[int] | list[list[int]]:
+    """A list of token ids, or a list of such lists. Raises BadRequestError naming the field."""
+    try:
+        if raw.count(b"[") == 1:
+            return await _read_flat(raw)
+        if raw.count(b"[") > MAX_ID_LISTS + 1:
+            raise BadRequestError(f"{name}: more than {MAX_ID_LISTS} lists of token ids", param=name)
+        return _nested.decode(raw)
+    except msgspec.MsgspecError as error:
+        raise BadRequestError(f"{name}: no list of token ids: {str(error)[:200]}", param=name) from error
+
+
+async def _read_flat(raw: bytes) -> list[int]:
+    """Cut at commas: nothing but numbers can stand between them."""
+    ids: list[int] = []
+    inside = raw.strip()[1:-1]
+    start = 0
+    while start < len(inside):
+        comma = inside.find(b",", start + SLICE_BYTES)
+        end = len(inside) if comma < 0 else comma
+        piece = _flat.decode(b"[" + inside[start:end] + b"]")
+        if not piece or end == len(inside) - 1:
+            raise msgspec.DecodeError("a number is missing beside a comma")
+        ids += piece
+        start = end + 1
+        await asyncio.sleep(0)
+    return ids
+
+
+def check_values(raw: bytes) -> None:
+    """Raises BadRequestError for JSON with too many values. Cheap for texts; brackets in texts do not count."""
+    if raw.count(b"[") + raw.count(b"{") <= MAX_CONTAINERS and raw.count(b",") <= MAX_VALUES - MAX_CONTAINERS:
+        return
+    marks = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
+    num_strings = marks.count(b'"') // 2
+    bare = _STRING.sub(b"", marks) if num_strings <= MAX_STRINGS else b""
+    num_commas = bare.count(b",")
+    num_containers = len(bare) - num_commas
+    if num_strings > MAX_STRINGS or num_containers > MAX_CONTAINERS or num_commas + num_containers > MAX_VALUES:
+        raise BadRequestError(
+            f"the body has too many JSON values; beside token ids at most {MAX_VALUES} are read, of them "
+            f"{MAX_CONTAINERS} objects and lists"
+        )
+
+
+def _begins_with_ids(raw: bytes) -> bool:
+    """A list, but not of texts."""
+    return re.match(rb"\s*\[\s*(\[\s*)?[0-9\-]", raw) is not None
