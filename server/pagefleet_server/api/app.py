@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from pagefleet_server.api import chat_route, completion_route, status_routes, text_routes
+from pagefleet_server.api import chat_route, completion_route, embedding_route, status_routes, text_routes
 from pagefleet_server.api.answering import OUTCOME, USAGE
 from pagefleet_server.api.errors import ApiError, ErrorBody, QuotaError, RefusedError, TornBodyError, UnauthorizedError
 from pagefleet_server.api.generation import Usage
@@ -45,6 +45,7 @@ def make_routes(prefix: str) -> list[web.RouteDef]:
     return [
         web.post(f"{prefix}/v1/completions", count_open(completion_route.post_completions)),
         web.post(f"{prefix}/v1/chat/completions", count_open(chat_route.post_chat_completions)),
+        web.post(f"{prefix}/v1/embeddings", count_open(embedding_route.post_embeddings)),
         web.post(f"{prefix}/tokenize", text_routes.post_tokenize),
         web.post(f"{prefix}/detokenize", text_routes.post_detokenize),
         web.get(f"{prefix}/tokenizer_info", text_routes.get_tokenizer_info),

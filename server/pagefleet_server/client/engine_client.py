@@ -333,7 +333,11 @@ def check_request(prompt_token_ids: Sequence[int], sampling: SamplingParams, rea
         raise RequestRefusedError("the prompt has no tokens; at least 1 is needed")
     if sampling.max_tokens < 1:
         raise RequestRefusedError(f"max_tokens is {sampling.max_tokens}; at least 1 is needed")
-    if num_prompt + sampling.max_tokens > ready.max_model_len:
+    if sampling.pooling != ready.pooling:
+        raise RequestRefusedError(
+            f"the model's results are {ready.pooling or 'texts'}, not {sampling.pooling or 'texts'}"
+        )
+    if num_prompt + sampling.num_drawn > ready.max_model_len:
         raise RequestRefusedError(
             f"{num_prompt} prompt tokens plus max_tokens {sampling.max_tokens} are"
             f" {num_prompt + sampling.max_tokens} tokens; the limit is {ready.max_model_len}"

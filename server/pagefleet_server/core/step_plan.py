@@ -22,7 +22,7 @@ class StepPlan:
     drawing: list[Request] = field(default_factory=list)
     """Requests that get a token, forks among them."""
     scoring: list[Request] = field(default_factory=list)
-    """Requests of which this step scores prompt tokens."""
+    """Requests of which this step scores or pools prompt tokens."""
     max_seconds: float | None = None
     """Bound of the predicted time; set before the first prompt chunk when decodes are in the step."""
     work: StepWork = field(default_factory=lambda: StepWork(0, 0))

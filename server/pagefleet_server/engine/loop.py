@@ -131,6 +131,7 @@ def output_of(new: NewTokens) -> RequestOutput:
         error=new.error,
         logprobs=new.logprobs,
         prompt_logprobs=new.prompt_logprobs,
+        pooled=[] if new.pooled is None else [new.pooled],
     )
 
 
