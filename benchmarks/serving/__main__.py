@@ -22,7 +22,7 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks.serving import machine, servers
+from benchmarks.serving import cross_check, machine, servers
 from benchmarks.serving.outcome import Record, Run, Start
 from benchmarks.serving.paths import Paths, default_paths, quantised_gguf
 from benchmarks.serving.peers import Peer, known_peers, ours
@@ -47,8 +47,16 @@ def parse() -> argparse.Namespace:
     parser.add_argument("--seed", type=int, help="of the prompts; default: another one each time")
     parser.add_argument("--quiet-wait", type=float, default=60.0, help="seconds to wait for a quiet machine, each time")
     parser.add_argument("--json", type=Path, help="write, or add to, a file with all runs")
+    parser.add_argument("--cross-check", action="store_true", help="A by `vllm bench serve` too, on every server")
     parser.add_argument("--hold", type=Path, metavar="FILE", help="start the peers, write FILE, wait for Ctrl-C")
-    parser.add_argument("--running", type=Path, metavar="FILE", help="use the servers of a --hold")
+    parser.add_argument(
+        "--running",
+        type=Path,
+        action="append",
+        default=[],
+        metavar="FILE",
+        help="use the servers of a --hold; again and again",
+    )
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="print tables of earlier runs")
     parser.add_argument("--logs", type=Path, help="folder for the servers' logs; default: a temporary one")
     return parser.parse_args()
@@ -80,7 +88,7 @@ async def main(options: argparse.Namespace) -> None:
     """Start, measure in rounds, print, stop."""
     paths = Paths(options.folder) if options.folder else default_paths()
     make = partial(make_peer, options, paths)
-    there = servers.running_servers(options.running, make) if options.running else {}
+    there = {name: server for file in options.running for name, server in servers.running_servers(file, make).items()}
     names = names_of(options, paths)
     logs = options.logs or Path(tempfile.mkdtemp(prefix="pagefleet-bench-"))
     logs.mkdir(parents=True, exist_ok=True)
@@ -99,6 +107,11 @@ async def main(options: argparse.Namespace) -> None:
             print(f"{', '.join(open_servers)} answer; addresses in {options.hold}; Ctrl-C ends them", flush=True)
             await asyncio.Event().wait()
         await measure(options, record, list(open_servers.values()))
+        if options.cross_check and cross_check.available(paths):
+            for server in open_servers.values():
+                if server.url:
+                    line = await asyncio.to_thread(cross_check.cross_check, paths, server.peer.name, server.url)
+                    record.cross_checks.append(line)
     finally:
         for server in open_servers.values():
             record.peak_mib[server.peer.name] = server.peak_mib()
@@ -165,6 +178,7 @@ def read_files(files: list[Path]) -> Record:
             ]
             names = {start.peer for start in joined.starts}
             joined.starts += [Start(**start) for start in found["starts"] if start["peer"] not in names]
+            joined.cross_checks += found.get("cross_checks", [])
             for peer, mib in found["peak_mib"].items():
                 joined.peak_mib[peer] = max(mib, joined.peak_mib.get(peer, 0.0))
     if joined is None:

@@ -1,6 +1,6 @@
 """Writes the model of the .gguf file as a Hugging Face directory in bfloat16, for servers that read nothing else.
 
-    python -m benchmarks.serving.export_model TARGET [--dtype bfloat16]
+    python -m benchmarks.serving.export_model TARGET [--dtype bfloat16] [--endless]
 
 Weights are what the .gguf file's dequantise to, the tokenizer is the one that our server reads from it.
 """
@@ -19,8 +19,8 @@ from pagefleet_server.settings import ModelSettings
 from pagefleet_server.tokenizer import load_tokenizer
 
 
-def export(target: Path, dtype: str = "bfloat16") -> None:
-    """Write config.json, model.safetensors, the tokenizer and its template."""
+def export(target: Path, dtype: str = "bfloat16", *, endless: bool = False) -> None:
+    """Write config.json, model.safetensors, the tokenizer and its template. endless: the model has no end token."""
     source = quantised_gguf()
     module: Any = load_model(ModelSettings(model=str(source), dtype=dtype, device="cpu")).module
     tokenizer = load_tokenizer(source)
@@ -28,10 +28,9 @@ def export(target: Path, dtype: str = "bfloat16") -> None:
     config = module.config.to_dict()
     for private in [key for key in config if key.startswith("_")]:
         del config[private]
-    config |= {"architectures": [type(module).__name__], "dtype": dtype, "eos_token_id": tokenizer.eos_token_id}
-    config["bos_token_id"] = tokenizer.bos_token_id
+    ends = {"eos_token_id": None if endless else tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
+    config |= {"architectures": [type(module).__name__], "dtype": dtype} | ends
     (target / "config.json").write_text(json.dumps(config, indent=1, default=str))
-    ends = {"eos_token_id": tokenizer.eos_token_id, "bos_token_id": tokenizer.bos_token_id}
     (target / "generation_config.json").write_text(json.dumps(ends))
     tied = bool(config.get("tie_word_embeddings"))
     state = {k: v.contiguous() for k, v in module.state_dict().items() if not (tied and k == "lm_head.weight")}
@@ -51,23 +50,11 @@ def export(target: Path, dtype: str = "bfloat16") -> None:
     (target / "tokenizer_config.json").write_text(json.dumps(about, indent=1))
 
 
-def without_end(model: Path, target: Path) -> None:
-    """The same directory, weights linked, with no end token."""
-    target.mkdir(parents=True, exist_ok=True)
-    for file in model.iterdir():
-        copy = target / file.name
-        copy.unlink(missing_ok=True)
-        if file.name in ("config.json", "generation_config.json"):
-            content = json.loads(file.read_text()) | {"eos_token_id": None}
-            copy.write_text(json.dumps(content, indent=1))
-        else:
-            copy.symlink_to(file.resolve())
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("target", type=Path)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--endless", action="store_true", help="without an end token")
     options = parser.parse_args()
     torch.set_num_threads(1)
-    export(options.target, options.dtype)
+    export(options.target, options.dtype, endless=options.endless)

@@ -69,6 +69,8 @@ class Record:
     starts: list[Start] = field(default_factory=list)
     peak_mib: dict[str, float] = field(default_factory=dict)
     """Peer -> high-water of resident memory, summed over its processes."""
+    cross_checks: list[str] = field(default_factory=list)
+    """What another client measured, in words."""
 
 
 def percentile(values: Sequence[float], rank: int) -> float:

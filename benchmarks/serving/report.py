@@ -49,6 +49,8 @@ def markdown(record: Record, reference: str = "ours") -> str:
         parts.append(_workload_table([run for run in record.runs if run.workload == workload], workload, reference))
     if record.starts:
         parts.append(_server_table(record))
+    if record.cross_checks:
+        parts.append("A by `vllm bench serve`:\n\n" + "\n".join(f"- {line}" for line in record.cross_checks))
     return "\n\n".join(parts)
 
 

