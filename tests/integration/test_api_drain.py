@@ -3,10 +3,13 @@
 import asyncio
 import signal
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from support.api_server import Talk, memory_server
+import aiohttp
+
+from support.api_server import Talk, memory_server, raw_completion
 
 BODY: dict[str, Any] = {"prompt": "ab", "max_tokens": 30, "ignore_eos": True}
 
@@ -62,6 +65,71 @@ async def test_clients_that_keep_sending_through_a_drain_lose_nothing(tmp_path: 
         status, answer = await waiting
         assert (status, answer["usage"]["completion_tokens"]) == (200, 30)
         assert await asyncio.to_thread(talk.server.wait_exit) == 0
+
+
+@dataclass
+class Sent:
+    """What one pooled client saw, request after request, until nobody listened any more."""
+
+    statuses: list[int] = field(default_factory=list)
+    torn: list[str] = field(default_factory=list)
+
+
+async def keep_sending(talk: Talk, number: int) -> Sent:
+    """One connection that is kept alive as long as the server lets it; streams and whole answers by turns."""
+    sent = Sent()
+    connector = aiohttp.TCPConnector(limit=1)
+    async with aiohttp.ClientSession(talk.server.base_url, connector=connector) as session:
+        while True:
+            body = {
+                "prompt": "ab",
+                "max_tokens": 8,
+                "ignore_eos": True,
+                "stream": (len(sent.statuses) + number) % 2 == 0,
+            }
+            try:
+                async with session.post("/v1/completions", json=body) as response:
+                    answer = await response.text()
+            except aiohttp.ClientConnectorError:
+                return sent  # nobody listens: the server has ended
+            except aiohttp.ClientError as error:
+                if 503 not in sent.statuses:  # later it may have been the moment in which the server ended
+                    sent.torn.append(repr(error))
+                return sent
+            sent.statuses.append(response.status)
+            if response.status == 200 and not (
+                answer.endswith("data: [DONE]\n\n") or '"finish_reason":"length"' in answer
+            ):
+                sent.torn.append(answer[-200:])
+            if response.status == 503:
+                assert response.headers["Retry-After"] and '"draining"' in answer
+
+
+async def test_pooled_clients_that_never_stop_sending_lose_nothing(tmp_path: Path) -> None:
+    flags = ("--drain-delay", "1.5", "--drain-timeout", "60", "--max-num-seqs", "4")
+    async with memory_server(tmp_path, "slow-10", *flags) as talk:
+        reader, writer = await talk.connect()  # a connection that is idle when the drain begins
+        writer.write(b"GET /livez HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert b" 200 " in await reader.readline()
+        clients = [asyncio.create_task(keep_sending(talk, number)) for number in range(8)]
+        long = await started_stream(talk, max_tokens=300)
+        talk.server.signal(signal.SIGTERM)
+
+        async def draining() -> bool:
+            return await talk.gauge("pagefleet_draining") == 1
+
+        await talk.until(draining, "it drains")
+        writer.write(raw_completion(prompt="ab", max_tokens=2))
+        received = await asyncio.wait_for(reader.read(), 20)
+        assert b"HTTP/1.1 200" in received and b"Connection: close" in received, "then the connection ends"
+        writer.close()
+        assert (await long)[-1] == "[DONE]"
+        assert await asyncio.to_thread(talk.server.wait_exit) == 0
+        for sent in await asyncio.gather(*clients):
+            refused = sent.statuses.index(503) if 503 in sent.statuses else len(sent.statuses)
+            assert refused >= 3, "served while endpoints lag"
+            assert set(sent.statuses[:refused]) == {200} and set(sent.statuses[refused:]) <= {503}
+            assert sent.torn == []
 
 
 async def test_a_stream_that_does_not_fit_ends_with_an_error_that_says_so(tmp_path: Path) -> None:

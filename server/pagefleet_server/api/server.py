@@ -12,6 +12,8 @@ from importlib.metadata import version
 from pathlib import Path
 
 from aiohttp import web
+from aiohttp.http_exceptions import HttpProcessingError
+from aiohttp.web_protocol import RequestPayloadError
 
 from pagefleet_server.api.api_keys import ApiKeys, KeyFileError
 from pagefleet_server.api.app import make_app
@@ -21,7 +23,7 @@ from pagefleet_server.api.text_model import TextModel, load_text_model
 from pagefleet_server.api.tracing import TracingUnavailableError, make_tracing
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.client.errors import EngineDeadError
-from pagefleet_server.log import LOGGER
+from pagefleet_server.log import HTTP_LOGGER, LOGGER, tell_in_one_line
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.download import DownloadError, make_download
 from pagefleet_server.models.hub import SCHEME, hub_model
@@ -32,6 +34,8 @@ LAST_WORDS_SECONDS = 2.0
 """Open answers get so long to write their last event before the connections are cut."""
 
 
+LINGER_SECONDS = 2.0
+"""The rest of a body that nobody reads is taken in for so long, so that the client sees the answer and no reset."""
 STOP_SECONDS = 2.0
 """For the engine to end by itself; then it is killed."""
 
@@ -91,10 +95,13 @@ class Server:
             tracing=tracing or None,
         )
         client.observe_steps(service.tracker.on_step)
+        HTTP_LOGGER.addFilter(tell_in_one_line(HttpProcessingError, RequestPayloadError))
         runner = web.AppRunner(
             make_app(service),
             access_log=None,
+            logger=HTTP_LOGGER,
             handler_cancellation=True,
+            lingering_time=LINGER_SECONDS,
             keepalive_timeout=http.keep_alive_seconds,
             shutdown_timeout=LAST_WORDS_SECONDS,
         )
