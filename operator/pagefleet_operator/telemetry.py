@@ -2,6 +2,8 @@
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from pagefleet_operator.fleet_metrics import FleetMetrics
+
 
 class Telemetry:
     """One registry per process; every series is created at zero."""
@@ -41,6 +43,9 @@ class Telemetry:
         self.loop_lag_seconds = Gauge(
             prefix + "loop_lag_seconds", "How late the event loop last was.", registry=self.registry
         )
+        self.fleet = FleetMetrics()
+        """What the served objects are."""
+        self.registry.register(self.fleet)
 
     def render(self) -> bytes:
         """Prometheus text."""

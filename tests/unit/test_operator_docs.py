@@ -1,5 +1,6 @@
 """Pages that are generated from the code are what the code says; samples are admitted."""
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,7 +10,7 @@ import yaml
 
 from pagefleet_operator.conditions import OBJECTIVE_MESSAGES
 from pagefleet_operator.main import parse_arguments
-from pagefleet_operator.model import parse
+from pagefleet_operator.parsing import parse
 from pagefleet_operator.telemetry import Telemetry
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -41,15 +42,16 @@ def test_conditions_and_their_reasons_are_on_the_autoscaling_page() -> None:
         assert f"`{word}`" in page, word
 
 
-def test_the_operators_page_names_every_flag_reason_and_metric() -> None:
+def test_the_operators_page_names_every_flag_reason_and_metric(capsys: pytest.CaptureFixture[str]) -> None:
     page = (ROOT / "docs" / "operator.md").read_text()
     with pytest.raises(SystemExit):
         parse_arguments(["--help"])
-    for flag in ("--namespace", "--all-namespaces", "--listen", "--lease-seconds", "--log-level"):
-        assert flag in page, flag
+    for flag in re.findall(r"--[a-z-]+", capsys.readouterr().out):
+        assert flag in page or flag == "--help", flag
     for reason in (
         *("NameConflict", "FieldContested", "InvalidSpec", "InvalidTemplate", "RolloutFailed", "CrashLoop"),
         *("ImagePullFailed", "Unschedulable", "QuotaExceeded", "OutOfMemory", "MetricsUnreachable", "DriftRepaired"),
+        *("ModelUnusable", "CacheNotShared"),
     ):
         assert f"`{reason}`" in page, reason
     for family in Telemetry().registry.collect():
@@ -82,7 +84,7 @@ def test_cluster_wide_rights_are_the_namespaced_ones_but_for_leases() -> None:
     assert rules("cluster-wide", "ClusterRole") == namespaced
 
 
-@pytest.mark.parametrize("overlay", ["base", "cluster-wide", "monitoring"])
+@pytest.mark.parametrize("overlay", ["base", "namespaced", "cluster-wide", "dev"])
 def test_overlays_build(overlay: str) -> None:
     kubectl = Path(sys.executable).parent / "kubectl"
     done = subprocess.run(
@@ -90,5 +92,5 @@ def test_overlays_build(overlay: str) -> None:
     )
     assert done.returncode == 0, done.stderr
     kinds = [item["kind"] for item in yaml.safe_load_all(done.stdout)]
-    assert kinds[-1] == ("PodMonitor" if overlay == "monitoring" else "Deployment")
-    assert ("--all-namespaces" in done.stdout) is (overlay == "cluster-wide")
+    assert ("CustomResourceDefinition" in kinds) is (overlay != "base")
+    assert ("ClusterRole" in kinds) is ("--all-namespaces" in done.stdout) is (overlay == "cluster-wide")
