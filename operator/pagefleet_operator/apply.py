@@ -13,7 +13,7 @@ from pagefleet_operator.drift import Applied, applied, managers_of, needs_apply,
 from pagefleet_operator.errors import ApiError
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.plan import Observed, Plan
-from pagefleet_operator.resources import CHILDREN, LLMDEPLOYMENTS, PODS
+from pagefleet_operator.resources import EVERY_CHILD, LLMDEPLOYMENTS, PODS
 from pagefleet_operator.settings import ReconcileSettings
 
 logger = logging.getLogger(__name__)
@@ -80,7 +80,7 @@ async def apply_children(
             continue
         if live is not None and before is not None and ledger.pauses(kind, settings, now):
             continue
-        answer = await api.apply(CHILDREN[kind], _with_preconditions(manifest, live))
+        answer = await api.apply(EVERY_CHILD[kind], _with_preconditions(manifest, live))
         ledger.applied[kind] = applied(manifest, answer)
         outcome.bodies.append(answer)
         if live is not None and before is not None and was_edited(live, before):
@@ -89,6 +89,19 @@ async def apply_children(
             ledger.rivals[kind] = tuple(managers_of(live))
             outcome.repairs.append(Repair(kind, ledger.rivals[kind]))
     return outcome
+
+
+async def remove_children(
+    api: Api, llmd: LLMDeployment, plan: Plan, observed: Observed, ledger: Ledger
+) -> list[Mapping[str, Any]]:
+    """Delete the children that the spec no longer wants; returns their last bodies. Raises ApiError."""
+    removed = []
+    for kind in plan.removals:
+        child = observed.children[kind]
+        await api.delete(EVERY_CHILD[kind], llmd.key.namespace, llmd.key.name, uid=child["metadata"]["uid"])
+        ledger.applied.pop(kind, None)
+        removed.append(child)
+    return removed
 
 
 def _with_preconditions(manifest: Manifest, live: Mapping[str, Any] | None) -> Manifest:

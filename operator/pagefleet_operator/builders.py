@@ -4,7 +4,7 @@ import math
 from typing import Any
 
 from pagefleet_operator import names
-from pagefleet_operator.model import EngineSpec, LLMDeployment, LLMDeploymentSpec
+from pagefleet_operator.model import HUB, EngineSpec, LLMDeployment, LLMDeploymentSpec, ModelCache
 from pagefleet_operator.settings import ChildSettings
 from pagefleet_operator.template import merged
 
@@ -18,6 +18,14 @@ SCRATCH_PATH = "/var/cache/pagefleet"
 MODEL_VOLUME = "model"
 MODEL_PATH = "/var/lib/pagefleet/model"
 """Where a claim with the model is mounted, read-only."""
+CACHE_VOLUME = "model-cache"
+CACHE_PATH = "/var/lib/pagefleet/models"
+"""Where the claim that keeps a hub's model is mounted."""
+CACHE_GROUP = {"fsGroup": 10001, "fsGroupChangePolicy": "OnRootMismatch"}
+"""A new volume belongs to root: this group may write to it, whatever user the image has."""
+KEYS_VOLUME = "api-keys"
+KEYS_PATH = "/etc/pagefleet/auth"
+KEYS_FILE = "api-keys"
 SHARED_MEMORY_VOLUME = "shared-memory"
 
 PROGRESS_MARGIN_SECONDS = 60
@@ -91,6 +99,68 @@ def disruption_budget(llmd: LLMDeployment) -> Manifest:
     }
 
 
+def cache_claim(llmd: LLMDeployment, cache: ModelCache) -> Manifest:
+    """The claim that keeps a hub's model."""
+    spec: Manifest = {"accessModes": list(cache.access_modes), "resources": {"requests": {"storage": cache.size}}}
+    if cache.storage_class is not None:
+        spec["storageClassName"] = cache.storage_class
+    return {"apiVersion": "v1", "kind": "PersistentVolumeClaim", "metadata": _metadata(llmd), "spec": spec}
+
+
+def pod_monitor(llmd: LLMDeployment) -> Manifest:
+    """Tells the Prometheus operator to scrape the replicas."""
+    return {
+        "apiVersion": "monitoring.coreos.com/v1",
+        "kind": "PodMonitor",
+        "metadata": _metadata(llmd),
+        "spec": {
+            "selector": {"matchLabels": names.selector(llmd.key.name)},
+            "podTargetLabels": [names.LABEL_OWNER],
+            "podMetricsEndpoints": [{"port": names.PORT_NAME, "path": "/metrics", "interval": "15s"}],
+        },
+    }
+
+
+def network_policy(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
+    """Who may reach the server; other ports of a sidecar's pod are the user's and stay open."""
+
+    def namespace(name: str) -> Manifest:
+        return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+    home = settings.operator_namespace
+    operator = {
+        **(namespace(home) if home is not None else {"namespaceSelector": {}}),
+        "podSelector": {"matchLabels": {names.LABEL_APP: names.FIELD_MANAGER}},
+    }
+    admitted = dict.fromkeys((*llmd.spec.network_policy.namespaces, settings.monitoring_namespace))
+    rules: list[Manifest] = [
+        {
+            "ports": [{"protocol": "TCP", "port": names.SERVER_PORT}],
+            "from": [{"podSelector": {}}, operator, *(namespace(name) for name in admitted)],
+        }
+    ]
+    if llmd.spec.placement == "Sidecar":
+        rules.append(
+            {
+                "ports": [
+                    {"protocol": "TCP", "port": 1, "endPort": names.SERVER_PORT - 1},
+                    {"protocol": "TCP", "port": names.SERVER_PORT + 1, "endPort": 65535},
+                    {"protocol": "UDP", "port": 1, "endPort": 65535},
+                ]
+            }
+        )
+    return {
+        "apiVersion": "networking.k8s.io/v1",
+        "kind": "NetworkPolicy",
+        "metadata": _metadata(llmd),
+        "spec": {
+            "podSelector": {"matchLabels": names.selector(llmd.key.name)},
+            "policyTypes": ["Ingress"],
+            "ingress": rules,
+        },
+    }
+
+
 def deployment(llmd: LLMDeployment, settings: ChildSettings, *, replicas: int) -> Manifest:
     """The Deployment with `replicas` servers."""
     spec = llmd.spec
@@ -121,9 +191,13 @@ def _pod_template(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
             "terminationGracePeriodSeconds": grace,
             "automountServiceAccountToken": False,
             "enableServiceLinks": False,
-            "securityContext": {"runAsNonRoot": True, "seccompProfile": {"type": "RuntimeDefault"}},
+            "securityContext": {
+                "runAsNonRoot": True,
+                "seccompProfile": {"type": "RuntimeDefault"},
+                **(CACHE_GROUP if spec.cache is not None else {}),
+            },
             "topologySpreadConstraints": [_spread(llmd)],
-            "volumes": _volumes(spec),
+            "volumes": _volumes(llmd),
             **_tolerations(spec.engine),
             **_placed(spec.placement, _server(llmd, settings)),
         },
@@ -147,6 +221,7 @@ def _server(llmd: LLMDeployment, settings: ChildSettings) -> Manifest:
         "env": [
             {"name": "POD_IP", "valueFrom": {"fieldRef": {"fieldPath": "status.podIP"}}},
             {"name": "TMPDIR", "value": SCRATCH_PATH},
+            *_token(spec),
             *(dict(entry) for entry in spec.engine.env),
         ],
         "volumeMounts": _mounts(spec),
@@ -174,11 +249,24 @@ def _resources(spec: LLMDeploymentSpec) -> Manifest:
     return resources
 
 
-def _volumes(spec: LLMDeploymentSpec) -> list[Manifest]:
+def _token(spec: LLMDeploymentSpec) -> list[Manifest]:
+    if spec.token is None:
+        return []
+    return [{"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": spec.token.name, "key": spec.token.key}}}]
+
+
+def _volumes(llmd: LLMDeployment) -> list[Manifest]:
+    spec = llmd.spec
     volumes: list[Manifest] = [{"name": SCRATCH_VOLUME, "emptyDir": {}}]
     if spec.model_claim is not None:
         claim = {"claimName": spec.model_claim, "readOnly": True}
         volumes.append({"name": MODEL_VOLUME, "persistentVolumeClaim": claim})
+    if spec.cache is not None:
+        claim_name = spec.cache.claim or llmd.key.name
+        volumes.append({"name": CACHE_VOLUME, "persistentVolumeClaim": {"claimName": claim_name}})
+    if spec.api_keys is not None:
+        items = [{"key": spec.api_keys.key, "path": KEYS_FILE}]
+        volumes.append({"name": KEYS_VOLUME, "secret": {"secretName": spec.api_keys.name, "items": items}})
     if spec.engine.accelerator is not None:
         volumes.append({"name": SHARED_MEMORY_VOLUME, "emptyDir": {"medium": "Memory"}})
     return volumes
@@ -188,6 +276,10 @@ def _mounts(spec: LLMDeploymentSpec) -> list[Manifest]:
     mounts: list[Manifest] = [{"name": SCRATCH_VOLUME, "mountPath": SCRATCH_PATH}]
     if spec.model_claim is not None:
         mounts.append({"name": MODEL_VOLUME, "mountPath": MODEL_PATH, "readOnly": True})
+    if spec.cache is not None:
+        mounts.append({"name": CACHE_VOLUME, "mountPath": CACHE_PATH})
+    if spec.api_keys is not None:
+        mounts.append({"name": KEYS_VOLUME, "mountPath": KEYS_PATH, "readOnly": True})
     if spec.engine.accelerator is not None:
         mounts.append({"name": SHARED_MEMORY_VOLUME, "mountPath": "/dev/shm"})
     return mounts
@@ -215,9 +307,10 @@ def _args(llmd: LLMDeployment) -> list[str]:
     spec = llmd.spec
     return [
         "--model",
-        spec.model_path if spec.model_claim is None else f"{MODEL_PATH}/{spec.model_path}",
+        _model(spec),
         "--served-model-name",
         spec.served_name,
+        *_model_args(spec),
         *_engine_args(spec.engine),
         "--drain-delay",
         str(spec.drain_delay_seconds),
@@ -227,8 +320,39 @@ def _args(llmd: LLMDeployment) -> list[str]:
     ]
 
 
+def _model(spec: LLMDeploymentSpec) -> str:
+    """hf://org/name@revision/file.gguf, or a path."""
+    if spec.model_claim is not None:
+        return f"{MODEL_PATH}/{spec.model_path}"
+    if not spec.is_of_hub or spec.revision is None:
+        return spec.model_path
+    org, name, *file = spec.model_path.removeprefix(HUB).split("/")
+    return "/".join([f"{HUB}{org}", f"{name}@{spec.revision}", *file])
+
+
+def _model_args(spec: LLMDeploymentSpec) -> list[str]:
+    args: list[str] = []
+    if spec.is_of_hub:
+        args += ["--download-dir", CACHE_PATH if spec.cache is not None else f"{SCRATCH_PATH}/models"]
+    if spec.dtype is not None:
+        args += ["--dtype", spec.dtype]
+    if spec.max_model_len is not None:
+        args += ["--max-model-len", str(spec.max_model_len)]
+    if spec.api_keys is not None:
+        args += ["--api-key-file", f"{KEYS_PATH}/{KEYS_FILE}"]
+    return args
+
+
 def _engine_args(engine: EngineSpec) -> list[str]:
     args: list[str] = []
+    if engine.gpu_memory_percent is not None:
+        args += ["--gpu-memory-utilization", f"{engine.gpu_memory_percent / 100:g}"]
+    if engine.block_size is not None:
+        args += ["--block-size", str(engine.block_size)]
+    if engine.prefix_caching is False:
+        args.append("--no-prefix-caching")
+    if engine.max_num_batched_tokens is not None:
+        args += ["--max-num-batched-tokens", str(engine.max_num_batched_tokens)]
     if engine.kv_cache_memory is not None:
         args += ["--kv-cache-memory", engine.kv_cache_memory + "B"]  # Mi -> MiB
     if engine.max_num_seqs is not None:

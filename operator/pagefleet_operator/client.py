@@ -62,11 +62,12 @@ async def load_access() -> Access:
                 f"no access to a cluster: kubeconfig {KUBE_CONFIG_DEFAULT_LOCATION}: {no_kubeconfig}; "
                 f"service account: {no_cluster}; set KUBECONFIG or run in a pod"
             ) from no_cluster
-        return Access(configuration, _pod_namespace() or "default")
+        return Access(configuration, pod_namespace() or "default")
     return Access(configuration, _context_namespace(loader) or "default")
 
 
-def _pod_namespace() -> str | None:
+def pod_namespace() -> str | None:
+    """Of the pod that this process runs in; None outside a cluster."""
     return IN_CLUSTER_NAMESPACE.read_text().strip() if IN_CLUSTER_NAMESPACE.is_file() else None
 
 
@@ -163,6 +164,15 @@ class Api:
     async def replace(self, resource: Resource, namespace: str, name: str, body: Json, *, fenced: bool = True) -> Json:
         """Replace an object; its resourceVersion is the precondition."""
         return await self._request("PUT", resource.path(namespace, name), body=body, fenced=fenced)
+
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
+        """Delete exactly this object; one that is gone already is no failure."""
+        body = {"preconditions": {"uid": uid}}
+        try:
+            await self._request("DELETE", resource.path(namespace, name), body=body)
+        except ApiError as error:
+            if error.status != HTTPStatus.NOT_FOUND:
+                raise
 
     async def is_served(self, resource: Resource) -> bool:
         """Whether the API server knows the kind: False until its CRD is installed."""

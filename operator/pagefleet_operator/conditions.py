@@ -85,6 +85,10 @@ def _progressing(facts: Facts) -> Verdict:
         return Verdict("Progressing", True, "ScalingDown", f"{living} replicas are to become {wanted}")
     if living < wanted and status:
         return Verdict("Progressing", True, "ScalingUp", f"{living} replicas are to become {wanted}")
+    progress = facts.observed.progress.values()
+    if progress:
+        message = f"{facts.ready} of {wanted} replicas are ready, {len(progress)} download the model: {min(progress)} %"
+        return Verdict("Progressing", True, "Downloading", message)
     if updated < wanted:
         return Verdict("Progressing", True, "RollingOut", f"{updated} of {wanted} replicas run the newest template")
     if facts.ready < wanted:
@@ -111,6 +115,11 @@ def _conflict(facts: Facts) -> Iterator[tuple[str, str]]:
 def _refused(facts: Facts) -> Iterator[tuple[str, str]]:
     if facts.apply_failure is not None:
         yield facts.apply_failure
+
+
+def _refused_here(facts: Facts) -> Iterator[tuple[str, str]]:
+    if facts.plan.refusal is not None:
+        yield facts.plan.refusal
 
 
 def _rolled_back(facts: Facts) -> Iterator[tuple[str, str]]:
@@ -158,6 +167,7 @@ def _silent(facts: Facts) -> Iterator[tuple[str, str]]:
 
 DEGRADED_CHECKS: tuple[Callable[[Facts], Iterator[tuple[str, str]]], ...] = (
     _conflict,
+    _refused_here,
     _refused,
     _rolled_back,
     _contested,

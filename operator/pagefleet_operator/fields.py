@@ -37,12 +37,23 @@ class Text:
     """Added to the message when the pattern does not match."""
 
 
+HUB_PART = "[A-Za-z0-9]([A-Za-z0-9._-]{0,94}[A-Za-z0-9])?"
 MODEL_SOURCE = Text(
     512,
-    9,
-    r"^(file://|pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?)/[^$\s]+$",
-    hint="write file:///path or pvc://claim/path of a model folder or .gguf file",
+    8,
+    r"^((file://|pvc://[a-z0-9]([-a-z0-9]*[a-z0-9])?)/[^$\x00-\x1f\x7f]+"
+    rf"|hf://{HUB_PART}/{HUB_PART}(/[A-Za-z0-9_][A-Za-z0-9 ._/-]*\.gguf)?)$",
+    hint="write file:///path or pvc://claim/path of a model folder or .gguf file, without $ and line breaks, or "
+    "hf://org/name with /file.gguf for one file",
 )
+REVISION = Text(200, 1, r"^[A-Za-z0-9][A-Za-z0-9._/-]*$", hint="write a branch, a tag or a commit")
+DTYPE = Text(16, choices=("auto", "bfloat16", "float16", "float32"))
+OBJECT_NAME = Text(253, 1, r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?$", hint="write the name of an object")
+CACHE_SIZE = Text(12, 2, r"^[1-9][0-9]{0,8}(Mi|Gi|Ti)$", hint="write a whole number of Mi, Gi or Ti, like 100Gi")
+ACCESS_MODE = Text(16, choices=("ReadWriteOnce", "ReadWriteOncePod", "ReadWriteMany"))
+NAMESPACE = Text(63, 1, r"^[a-z0-9]([-a-z0-9]*[a-z0-9])?$", hint="write the name of a namespace")
+POD_MONITOR = Text(16, choices=("Auto", "Disabled"))
+NETWORK_POLICY = Text(16, choices=("Disabled", "Restricted"))
 ACCELERATOR_RESOURCE = Text(128, 3, r"^[a-z0-9]([-a-z0-9.]*[a-z0-9])?/[A-Za-z0-9]([-A-Za-z0-9_.]*[A-Za-z0-9])?$")
 SERVED_NAME = Text(128, 1, r"^[A-Za-z0-9]([A-Za-z0-9._:/-]*[A-Za-z0-9])?$")
 ENGINE_IMAGE = Text(512, 1, r"^[^$\s]+$")
@@ -59,6 +70,10 @@ POLICY_TYPE = Text(16, choices=("Pods", "Percent"))
 
 ACCELERATOR_COUNT = Number(1, 16, 1)
 MAX_NUM_SEQS = Number(1, 4096)
+MAX_NUM_BATCHED_TOKENS = Number(1, 1_000_000)
+MAX_MODEL_LEN = Number(1, 10_000_000)
+BLOCK_SIZE = Number(8, 256)
+GPU_MEMORY_PERCENT = Number(1, 100)
 MAX_QUEUE_LENGTH = Number(0, 100_000)
 REPLICAS = Number(0, 1000, 1)
 MIN_REPLICAS = Number(1, 1000, 1)
@@ -82,6 +97,8 @@ BUDGET_MAX_UNAVAILABLE = Number(0, 1000, 1)
 
 MAX_ENGINE_ITEMS = 64
 MAX_POLICIES = 8
+MAX_ACCESS_MODES = 3
+MAX_NAMESPACES = 16
 QUANTITY_PATTERN = r"^[0-9]+(\.[0-9]+)?(m|k|M|G|T|P|E|Ki|Mi|Gi|Ti|Pi|Ei)?$"
 
 
@@ -147,6 +164,14 @@ class Reader:
             self.problem(name, "is required")
         value = self.optional_number(name, rule)
         return rule.minimum if value is None else value
+
+    def flag(self, name: str) -> bool | None:
+        """A boolean; None when absent or wrong."""
+        value = self.value.get(name)
+        if value is None or isinstance(value, bool):
+            return value
+        self.problem(name, f"{value!r} must be true or false")
+        return None
 
     def quantity(self, name: str) -> None:
         """Check an amount of a compute resource: an integer, or a string like 500m or 8Gi."""

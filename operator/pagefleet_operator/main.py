@@ -13,7 +13,7 @@ from dataclasses import replace
 
 import kopf
 
-from pagefleet_operator.client import Access, Api, load_access
+from pagefleet_operator.client import Access, Api, load_access, pod_namespace
 from pagefleet_operator.clock import steady_clock
 from pagefleet_operator.errors import ApiError, OperatorError
 from pagefleet_operator.events import EventRecorder
@@ -24,7 +24,7 @@ from pagefleet_operator.reconcile import Context
 from pagefleet_operator.resources import LLMDEPLOYMENTS
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import ChildSettings, LeaseSettings, OperatorSettings
-from pagefleet_operator.store import Store
+from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.watch import build_registry
 
@@ -66,6 +66,19 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="N",
         help="a standby takes over this long after the leader fell silent, 3..300 (default: %(default)s)",
     )
+    parser.add_argument(
+        "--allowed-template-fields",
+        type=_template_fields,
+        metavar="PATHS",
+        help="what users may set in spec.template: paths with commas between, like spec.nodeSelector,metadata.labels; "
+        "empty allows nothing (default: everything)",
+    )
+    parser.add_argument(
+        "--monitoring-namespace",
+        default=ChildSettings().monitoring_namespace,
+        metavar="NS",
+        help="a NetworkPolicy of an LLMDeployment admits this namespace (default: %(default)s)",
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(argv)
 
@@ -83,12 +96,24 @@ def _lease_seconds(text: str) -> int:
     return int(text)
 
 
+def _template_fields(text: str) -> tuple[str, ...]:
+    paths = tuple(path.strip() for path in text.split(",") if path.strip())
+    for path in paths:
+        if path.split(".", 1)[0] not in ("metadata", "spec") or not all(path.split(".")):
+            raise argparse.ArgumentTypeError(f"{path!r} is no path of a template, like spec.nodeSelector")
+    return paths
+
+
 def operator_settings(
     arguments: argparse.Namespace, environ: Mapping[str, str], default_namespace: str
 ) -> OperatorSettings:
     """Flags and environment -> settings."""
     namespaces = () if arguments.all_namespaces else tuple(dict.fromkeys(arguments.namespace or [default_namespace]))
-    children = ChildSettings()
+    children = ChildSettings(
+        allowed_template_fields=arguments.allowed_template_fields,
+        monitoring_namespace=arguments.monitoring_namespace,
+        operator_namespace=pod_namespace(),
+    )
     image = environ.get("PAGEFLEET_SERVER_IMAGE")
     if image:
         children = replace(children, server_image=image)

@@ -1,6 +1,7 @@
 """All loops: starts one per LLMDeployment, wakes them, and keeps a crashed one from being the last word."""
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -10,6 +11,7 @@ from pagefleet_operator.errors import ApiError
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.observe import Listing, list_everything, targets
 from pagefleet_operator.reconcile import Context, ObjectLoop
+from pagefleet_operator.resources import POD_MONITORS
 from pagefleet_operator.store import LLMDEPLOYMENT, key_of, owner_of
 
 logger = logging.getLogger(__name__)
@@ -72,6 +74,7 @@ class Manager:
         context = self._context
         while True:
             try:
+                context.store.has_pod_monitors = await self._has_pod_monitors()
                 for listing in await self._list():
                     listing.put(context.store)
                 break
@@ -82,6 +85,7 @@ class Manager:
         self._background = [
             asyncio.create_task(context.scraper.run(lambda: targets(context.store), self.mark_all), name="scraper"),
             asyncio.create_task(self._resync_forever(), name="resync"),
+            asyncio.create_task(self._look_for_kinds(), name="kinds"),
         ]
         for task in self._background:
             task.add_done_callback(self._background_ended)
@@ -132,11 +136,42 @@ class Manager:
                 continue
             await self.resync(listings)
 
+    async def _look_for_kinds(self) -> None:
+        """PodMonitors may come and go with their CRD."""
+        context = self._context
+        while True:
+            await asyncio.sleep(context.settings.reconcile.kinds_seconds)
+            with contextlib.suppress(ApiError):
+                has_them = await self._has_pod_monitors()
+                if has_them != context.store.has_pod_monitors:
+                    logger.info("the cluster has %s PodMonitors", "now" if has_them else "no longer")
+                    context.store.has_pod_monitors = has_them
+                    self.mark_all()
+
+    async def _has_pod_monitors(self) -> bool:
+        """Whether the cluster has the kind and we may use it: an older Role does not say so. Raises ApiError."""
+        context = self._context
+        if not await context.api.is_served(POD_MONITORS):
+            return False
+        if context.store.has_pod_monitors:
+            return True
+        try:
+            for namespace in context.settings.namespaces or (None,):
+                await context.api.list(POD_MONITORS, namespace, labels=MANAGED_BY_SELECTOR)
+        except ApiError as error:
+            if error.status != 403:
+                raise
+            logger.warning("no PodMonitors are made: %s", error)
+            return False
+        return True
+
     async def _list(self) -> list[Listing]:
         store = self._context.store
         seen = store.highest
         listings = [
-            await list_everything(self._context.api, namespace, MANAGED_BY_SELECTOR)
+            await list_everything(
+                self._context.api, namespace, MANAGED_BY_SELECTOR, pod_monitors=store.has_pod_monitors
+            )
             for namespace in self._context.settings.namespaces or (None,)
         ]
         if any(listing.is_before(seen) for listing in listings):

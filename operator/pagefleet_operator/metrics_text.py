@@ -25,6 +25,11 @@ GAUGES = (BLOCKS, BLOCKS_TOTAL, BLOCKS_WAITING, OLDEST_WAITING, RUNNING, WAITING
 HISTOGRAMS = (FIRST_TOKEN, INTER_TOKEN)
 """Without these there are no latencies."""
 
+DOWNLOAD_DONE = "pagefleet_model_download_bytes"
+DOWNLOAD_TOTAL = "pagefleet_model_download_total_bytes"
+DOWNLOAD_FAMILIES = (DOWNLOAD_DONE, DOWNLOAD_TOTAL)
+"""What a pod that starts is asked for."""
+
 FAMILIES = (*GAUGES, *HISTOGRAMS)
 """What a scrape asks for."""
 
@@ -62,6 +67,13 @@ def parse_sample(text: str, *, time: float) -> Sample:
     )
 
 
+def parse_progress(text: str) -> int | None:
+    """Whole percent of a download that is under way, 0..99; None when there is none. Raises ScrapeError."""
+    values, _ = _read(text)
+    done, total = _number(values, DOWNLOAD_DONE), _number(values, DOWNLOAD_TOTAL)
+    return int(100 * done / total) if done < total else None
+
+
 Buckets = Mapping[str, Mapping[float, float]]
 
 
@@ -86,7 +98,7 @@ def _read(text: str) -> tuple[Mapping[str, float], Buckets]:
                 if histogram is not None and sample.name.endswith("_bucket"):
                     bound = float(sample.labels["le"])
                     histogram[bound] = histogram.get(bound, 0.0) + float(sample.value)
-                if sample.name not in GAUGES:
+                if sample.name not in GAUGES and sample.name not in DOWNLOAD_FAMILIES:
                     continue
                 name = f"{BLOCKS}:{sample.labels.get('state', '')}" if sample.name == BLOCKS else sample.name
                 values[name] = values.get(name, 0.0) + float(sample.value)

@@ -1,18 +1,21 @@
 """Puts together what the store and the scraper know of one LLMDeployment."""
 
 import asyncio
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_operator.client import Api, Listed
 from pagefleet_operator.fleet import PodState
+from pagefleet_operator.model import HUB, LLMDeployment
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.plan import Observed
 from pagefleet_operator.pods import parse_pod
-from pagefleet_operator.resources import CHILDREN, LLMDEPLOYMENTS, PODS, REPLICA_SETS
+from pagefleet_operator.resources import CHILDREN, EVERY_CHILD, LLMDEPLOYMENTS, PODS, REPLICA_SETS
 from pagefleet_operator.scrape import Scraper, Target
-from pagefleet_operator.store import CHILD_KINDS, LLMDEPLOYMENT, POD, REPLICA_SET, Store
+from pagefleet_operator.store import LLMDEPLOYMENT, POD, REPLICA_SET, Store, owner_of
+
+CACHE_CLAIM = "the claim of model.cache.claimName"
 
 
 def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: Mapping[str, Any]) -> Observed:
@@ -25,26 +28,54 @@ def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: M
         for pod in serving
         if pod.name not in samples and pod.uid in scraper.failures
     }
-    children = dict(found)
-    for kind in CHILD_KINDS:
+    children = {kind: body for kind, body in found.items() if kind != CACHE_CLAIM}
+    for kind in EVERY_CHILD:
         body = store.get(kind, key)
         if body is not None:
             children[kind] = body
     replica_sets = tuple(store.owned(REPLICA_SET, key))
-    return Observed(children=children, replica_sets=replica_sets, pods=pods, samples=samples, silent=silent)
+    starting = {pod.name: scraper.progress.get(pod.uid) for pod in pods if pod.state is PodState.STARTING}
+    return Observed(
+        children=children,
+        replica_sets=replica_sets,
+        pods=pods,
+        samples=samples,
+        silent=silent,
+        progress={name: percent for name, percent in starting.items() if percent is not None},
+        has_pod_monitors=store.has_pod_monitors,
+        cache_claim=found.get(CACHE_CLAIM),
+    )
 
 
-async def find_children(api: Api, store: Store, key: ObjectKey) -> dict[str, Any]:
-    """Objects of our name that the label-filtered watch cannot show, read one by one: absent ones are left out."""
-    absent = [kind for kind in CHILD_KINDS if store.get(kind, key) is None]
-    bodies = await asyncio.gather(*(api.get(CHILDREN[kind], key.namespace, key.name) for kind in absent))
-    return {kind: body for kind, body in zip(absent, bodies, strict=True) if body is not None}
+async def find_children(api: Api, store: Store, llmd: LLMDeployment, kinds: Iterable[str]) -> dict[str, Any]:
+    """What the label-filtered watch cannot show, read one by one: objects of our name of these kinds, and the claim of
+    model.cache.claimName as CACHE_CLAIM. Absent ones are left out."""
+    key = llmd.key
+    wanted = {kind: (EVERY_CHILD[kind], key.name) for kind in kinds if store.get(kind, key) is None}
+    if llmd.spec.cache is not None and llmd.spec.cache.claim is not None:
+        wanted[CACHE_CLAIM] = (EVERY_CHILD["PersistentVolumeClaim"], llmd.spec.cache.claim)
+    bodies = await asyncio.gather(*(api.get(resource, key.namespace, name) for resource, name in wanted.values()))
+    return {kind: body for kind, body in zip(wanted, bodies, strict=True) if body is not None}
 
 
 def targets(store: Store) -> list[Target]:
-    """Every ready pod of ours."""
-    pods = [parse_pod(body) for key in store.keys(POD) if (body := store.get(POD, key)) is not None]
-    return [Target(pod.uid, pod.ip) for pod in pods if pod.ip is not None and pod.state is PodState.READY]
+    """Every ready pod of ours, and those that may be downloading their model."""
+    found: list[Target] = []
+    for key in store.keys(POD):
+        body = store.get(POD, key)
+        pod = parse_pod(body) if body is not None else None
+        if body is None or pod is None or pod.ip is None:
+            continue
+        if pod.state is PodState.READY or (pod.state is PodState.STARTING and _is_of_hub(store, body)):
+            found.append(Target(pod.uid, pod.ip, is_ready=pod.state is PodState.READY))
+    return found
+
+
+def _is_of_hub(store: Store, pod: Mapping[str, Any]) -> bool:
+    owner = owner_of(pod)
+    body = store.get(LLMDEPLOYMENT, owner) if owner is not None else None
+    source = ((body or {}).get("spec") or {}).get("model", {}).get("source")
+    return isinstance(source, str) and source.startswith(HUB)
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,9 +105,10 @@ class Listing:
             store.replace(kind, listed.items, self.namespace, listed.resource_version)
 
 
-async def list_everything(api: Api, namespace: str | None, selector: str) -> Listing:
-    """List all kinds that are watched, children filtered by `selector`. Raises ApiError."""
+async def list_everything(api: Api, namespace: str | None, selector: str, *, pod_monitors: bool = False) -> Listing:
+    """List all kinds that are watched, children filtered by `selector`; and PodMonitors if so told. Raises ApiError."""
     kinds = {LLMDEPLOYMENT: await api.list(LLMDEPLOYMENTS, namespace)}
-    for kind, resource in {POD: PODS, REPLICA_SET: REPLICA_SETS, **CHILDREN}.items():
+    children = EVERY_CHILD if pod_monitors else CHILDREN
+    for kind, resource in {POD: PODS, REPLICA_SET: REPLICA_SETS, **children}.items():
         kinds[kind] = await api.list(resource, namespace, labels=selector)
     return Listing(namespace, kinds)

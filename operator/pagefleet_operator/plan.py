@@ -8,9 +8,12 @@ from pagefleet_operator.drift import Child
 from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
 from pagefleet_operator.latency import Latencies
 from pagefleet_operator.model import LLMDeployment
+from pagefleet_operator.parsing import is_shared, not_shared
 from pagefleet_operator.pods import Pod
+from pagefleet_operator.resources import EVERY_CHILD, POD_MONITOR, REMOVABLE
 from pagefleet_operator.rollout import Failure
 from pagefleet_operator.settings import ChildSettings
+from pagefleet_operator.template import refused_fields
 from pagefleet_operator.victims import choose
 
 
@@ -26,6 +29,12 @@ class Observed:
     silent: Mapping[str, str] = field(default_factory=dict)
     """Ready pods without a fresh sample whose last scrape failed, by name, with the reason."""
     replica_sets: tuple[Child, ...] = ()
+    progress: Mapping[str, int] = field(default_factory=dict)
+    """Percent of the model that pods have downloaded, by name, while they do."""
+    has_pod_monitors: bool = False
+    """Whether the cluster has that kind."""
+    cache_claim: Child | None = None
+    """The claim that model.cache.claimName names."""
 
     def pod_state(self, pod: Pod) -> PodState:
         """What a pod does: ready but silent is unreachable."""
@@ -66,6 +75,10 @@ class Plan:
     """The wanted template failed: the Deployment goes back to the one before."""
     conflicts: tuple[str, ...] = ()
     """"Kind name" of objects of our name that someone else controls: never touched."""
+    removals: tuple[str, ...] = ()
+    """Kinds of children that the spec no longer wants."""
+    refusal: tuple[str, str] | None = None
+    """(reason, message) of a spec that cannot run here: the children are left as they are."""
 
 
 def plan(
@@ -86,6 +99,9 @@ def plan(
     )
     if conflicts:
         return Plan(conflicts=conflicts)
+    refusal = _refusal(llmd, observed, settings)
+    if refusal is not None:
+        return Plan(refusal=refusal)
     wanted = llmd.spec.replicas
     current = (observed.children.get("Deployment") or {}).get("spec", {}).get("replicas")
     if current is not None and applied_replicas is not None:
@@ -104,12 +120,62 @@ def plan(
             builders.service_account(llmd),
             builders.service(llmd),
             builders.disruption_budget(llmd),
+            *_optional(llmd, observed, settings),
             deployment,
         ),
+        removals=_removals(llmd, observed),
         costs=costs,
         waits_for_victims=waits,
         failure=failure,
     )
+
+
+def kinds_of(llmd: LLMDeployment, *, has_pod_monitors: bool) -> tuple[str, ...]:
+    """Kinds of the children that the spec wants, in the order to apply them."""
+    cache = llmd.spec.cache
+    wanted = {
+        "PersistentVolumeClaim": cache is not None and cache.claim is None,
+        "NetworkPolicy": llmd.spec.network_policy.restricted,
+        POD_MONITOR: llmd.spec.pod_monitor and has_pod_monitors,
+    }
+    return tuple(kind for kind in EVERY_CHILD if wanted.get(kind, True))
+
+
+def _removals(llmd: LLMDeployment, observed: Observed) -> tuple[str, ...]:
+    wanted = kinds_of(llmd, has_pod_monitors=observed.has_pod_monitors)
+    return tuple(kind for kind in REMOVABLE if kind in observed.children and kind not in wanted)
+
+
+def _optional(llmd: LLMDeployment, observed: Observed, settings: ChildSettings) -> list[builders.Manifest]:
+    kinds = kinds_of(llmd, has_pod_monitors=observed.has_pod_monitors)
+    manifests: list[builders.Manifest] = []
+    if "PersistentVolumeClaim" in kinds and llmd.spec.cache is not None:
+        manifests.append(builders.cache_claim(llmd, llmd.spec.cache))
+    if "NetworkPolicy" in kinds:
+        manifests.append(builders.network_policy(llmd, settings))
+    if POD_MONITOR in kinds:
+        manifests.append(builders.pod_monitor(llmd))
+    return manifests
+
+
+def _refusal(llmd: LLMDeployment, observed: Observed, settings: ChildSettings) -> tuple[str, str] | None:
+    allowed = settings.allowed_template_fields
+    refused = refused_fields(llmd.spec.template, allowed) if allowed is not None else []
+    if refused:
+        return (
+            "InvalidTemplate",
+            f"this operator does not let users set {', '.join(f'spec.template.{path}' for path in refused[:8])}: "
+            f"take it out; allowed are {', '.join(allowed or ()) or 'none'}",
+        )
+    claim, pods = observed.cache_claim, llmd.spec.most_pods
+    modes = ((claim or {}).get("spec") or {}).get("accessModes") or []
+    if modes and not is_shared(modes, pods):
+        name = llmd.spec.cache.claim if llmd.spec.cache is not None else ""
+        return (
+            "CacheNotShared",
+            f"the claim {name} of model.cache.claimName has {', '.join(modes)}: it {not_shared(pods)}",
+        )
+    return None
 
 
 def _deployment(

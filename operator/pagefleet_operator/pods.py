@@ -14,12 +14,16 @@ IMAGE_REASONS = frozenset({"ErrImagePull", "ImagePullBackOff", "InvalidImageName
 CONFIG_REASONS = frozenset({"CreateContainerConfigError", "CreateContainerError", "RunContainerError"})
 
 
+BAD_MODEL_EXIT_CODE = 3
+"""How a server ends whose model is not there or cannot be served: starting it again does not help."""
+
+
 @dataclass(frozen=True, slots=True)
 class Trouble:
     """Why a pod does not serve."""
 
     reason: str
-    """ImagePullFailed, OutOfMemory, CrashLoop, ContainerConfigError or Unschedulable."""
+    """ImagePullFailed, OutOfMemory, ModelUnusable, CrashLoop, ContainerConfigError or Unschedulable."""
     message: str
 
 
@@ -138,4 +142,6 @@ def _container_trouble(container: Mapping[str, Any]) -> Trouble | None:
     what = shorten(ended.get("message") or "") or f"{ended.get('reason') or 'Error'}, no message"
     if ended.get("reason") == "OOMKilled":
         return Trouble("OutOfMemory", "the container was killed for using more memory than its limit: raise resources")
+    if code == BAD_MODEL_EXIT_CODE and container.get("name") == names.CONTAINER:
+        return Trouble("ModelUnusable", f"{what}: correct spec.model, or what lies at its source")
     return Trouble("CrashLoop", f"exit code {code}: {what}")

@@ -16,14 +16,16 @@ from pagefleet_operator.clock import Clock
 from pagefleet_operator.conditions import Facts
 from pagefleet_operator.errors import ApiError, SpecError
 from pagefleet_operator.events import EventRecorder
-from pagefleet_operator.model import LLMDeployment, parse
+from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.observe import find_children, observe
-from pagefleet_operator.plan import Observed, Plan, known_failure, plan
+from pagefleet_operator.parsing import parse
+from pagefleet_operator.plan import Observed, Plan, kinds_of, known_failure, plan
+from pagefleet_operator.resources import EVERY_CHILD
 from pagefleet_operator.scaling import Scaling
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings
-from pagefleet_operator.store import CHILD_KINDS, LLMDEPLOYMENT, Store
+from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.transitions import transitions
 
@@ -34,6 +36,8 @@ PATIENCE = 3
 
 FIND_AGAIN_SECONDS = 5.0
 """A child that the watch does not show is read directly this often."""
+FIND_CLAIM_AGAIN_SECONDS = 60.0
+"""A claim that users bring is read this often."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +85,8 @@ class Memory:
     found: dict[str, Any] = field(default_factory=dict)
     """Children that the watch does not show, as last read."""
     found_at: float | None = None
+    found_for: int = 0
+    """The generation for which they were read."""
     refused: Refusal | None = None
     """What the API did not take; the same is not sent again at once."""
     apply_failures: int = 0
@@ -169,7 +175,7 @@ class ObjectLoop:
             llmd = parse(body)
         except SpecError as error:
             return await self._write_status(memory, body, status.render_invalid(body, error, now), now)
-        observed = await self._observe(memory, now)
+        observed = await self._observe(memory, llmd, now)
         body = await self._scale(memory, llmd, body, observed, now)
         llmd = parse(body)
         intended = self._plan(memory, llmd, observed, now)
@@ -208,13 +214,19 @@ class ObjectLoop:
             self._memory = Memory(uid)
         return self._memory
 
-    async def _observe(self, memory: Memory, now: float) -> Observed:
-        store = self._context.store
-        if all(store.get(kind, self.key) is not None for kind in CHILD_KINDS):
+    async def _observe(self, memory: Memory, llmd: LLMDeployment, now: float) -> Observed:
+        store, scraper = self._context.store, self._context.scraper
+        kinds = kinds_of(llmd, has_pod_monitors=store.has_pod_monitors)
+        has_foreign_claim = llmd.spec.cache is not None and llmd.spec.cache.claim is not None
+        shown = all(store.get(kind, self.key) is not None for kind in kinds)
+        if shown and not has_foreign_claim:
             memory.found, memory.found_at = {}, None
-        elif memory.found_at is None or now - memory.found_at >= FIND_AGAIN_SECONDS:
-            memory.found, memory.found_at = await find_children(self._context.api, store, self.key), now
-        return observe(store, self._context.scraper, self.key, now, memory.found)
+            return observe(store, scraper, self.key, now, {})
+        wait = FIND_CLAIM_AGAIN_SECONDS if shown else FIND_AGAIN_SECONDS
+        if memory.found_at is None or now - memory.found_at >= wait or memory.found_for != llmd.generation:
+            memory.found = await find_children(self._context.api, store, llmd, kinds)
+            memory.found_at, memory.found_for = now, llmd.generation
+        return observe(store, scraper, self.key, now, memory.found)
 
     async def _scale(
         self, memory: Memory, llmd: LLMDeployment, body: Mapping[str, Any], observed: Observed, now: float
@@ -273,6 +285,7 @@ class ObjectLoop:
                 context.api, intended, observed, memory.ledger, context.settings.reconcile, now
             )
         except ApiError as error:
+            removed = await apply.remove_children(context.api, llmd, intended, observed, memory.ledger)
             memory.apply_failures += 1
             if error.is_transient and memory.apply_failures < PATIENCE:
                 raise
@@ -283,6 +296,8 @@ class ObjectLoop:
         for child in outcome.bodies:
             context.store.put(child["kind"], child)
         for repair in outcome.repairs:
+        for kind, child in zip(intended.removals, removed, strict=True):
+            context.store.drop(kind, child)
             who = ", ".join(repair.managers) or "someone"
             await context.recorder.record(
                 llmd,
@@ -295,7 +310,7 @@ class ObjectLoop:
 
     def _contested(self, memory: Memory, now: float) -> str | None:
         settings = self._context.settings.reconcile
-        for kind in CHILD_KINDS:
+        for kind in EVERY_CHILD:
             if memory.ledger.is_contested(kind, settings, now):
                 who = ", ".join(memory.ledger.rivals[kind]) or "someone"
                 return (

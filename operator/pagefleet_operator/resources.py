@@ -35,6 +35,17 @@ CHILDREN: Mapping[str, Resource] = {
     "ServiceAccount": Resource("", "v1", "serviceaccounts"),
     "Service": Resource("", "v1", "services"),
     "PodDisruptionBudget": Resource("policy", "v1", "poddisruptionbudgets"),
+    "PersistentVolumeClaim": Resource("", "v1", "persistentvolumeclaims"),
+    "NetworkPolicy": Resource("networking.k8s.io", "v1", "networkpolicies"),
     "Deployment": Resource("apps", "v1", "deployments"),
 }
 """Children by kind: each is called like its LLMDeployment."""
+
+POD_MONITOR = "PodMonitor"
+POD_MONITORS = Resource("monitoring.coreos.com", "v1", "podmonitors")
+"""A child of a kind that a cluster may lack, so that nothing watches it: it is listed at each resync."""
+
+EVERY_CHILD: Mapping[str, Resource] = {**CHILDREN, POD_MONITOR: POD_MONITORS}
+
+REMOVABLE = ("NetworkPolicy", POD_MONITOR)
+"""Children that go when the spec no longer wants them; a claim holds data and goes with its LLMDeployment."""

@@ -1,6 +1,7 @@
 """Asks the pods for their load: own period, all pods in parallel, each with its deadline and byte limit."""
 
 import asyncio
+import contextlib
 import time
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
@@ -12,11 +13,12 @@ import aiohttp
 from pagefleet_operator import names
 from pagefleet_operator.errors import ScrapeError, shorten
 from pagefleet_operator.fleet import Sample
-from pagefleet_operator.metrics_text import FAMILIES, parse_sample
+from pagefleet_operator.metrics_text import DOWNLOAD_FAMILIES, FAMILIES, parse_progress, parse_sample
 from pagefleet_operator.settings import ScrapeSettings
 from pagefleet_operator.telemetry import Telemetry
 
 QUERY = urlencode([("name[]", family) for family in FAMILIES])
+DOWNLOAD_QUERY = urlencode([("name[]", family) for family in DOWNLOAD_FAMILIES])
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,12 +28,14 @@ class Target:
     uid: str
     ip: str
     port: int = names.SERVER_PORT
+    is_ready: bool = True
+    """Else it is asked how far its download is."""
 
     @property
     def url(self) -> str:
         """Where its metrics are; only the families that we need."""
         host = f"[{self.ip}]" if ":" in self.ip else self.ip
-        return f"http://{host}:{self.port}/metrics?{QUERY}"
+        return f"http://{host}:{self.port}/metrics?{QUERY if self.is_ready else DOWNLOAD_QUERY}"
 
 
 class Scraper:
@@ -45,6 +49,7 @@ class Scraper:
         self._clock = clock
         self._samples: dict[str, Sample] = {}
         self._failures: dict[str, str] = {}
+        self._progress: dict[str, int] = {}
         self.rounds = 0
         """Finished rounds since start."""
 
@@ -57,6 +62,11 @@ class Scraper:
     def failures(self) -> Mapping[str, str]:
         """Why the last try failed, by pod uid; a pod that answered is not in it."""
         return MappingProxyType(self._failures)
+
+    @property
+    def progress(self) -> Mapping[str, int]:
+        """Percent of the model that starting pods have downloaded, by pod uid; only of those that said so just now."""
+        return MappingProxyType(self._progress)
 
     async def run(self, targets: Callable[[], Iterable[Target]], on_round: Callable[[], None]) -> None:
         """Scrape for ever: `targets` gives the pods of each round, `on_round` is told when one ended."""
@@ -74,12 +84,25 @@ class Scraper:
         """One round over `targets`; forgets every other pod."""
         gate = asyncio.Semaphore(self._settings.concurrency)
         with self._telemetry.scrape_seconds.time():
-            await asyncio.gather(*(self._scrape_one(session, gate, target) for target in targets))
+            asks = [(self._scrape_one if target.is_ready else self._ask_progress, target) for target in targets]
+            await asyncio.gather(*(ask(session, gate, target) for ask, target in asks))
         uids = {target.uid for target in targets}
         self._samples = {uid: sample for uid, sample in self._samples.items() if uid in uids}
+        starting = {target.uid for target in targets if not target.is_ready}
+        self._progress = {uid: percent for uid, percent in self._progress.items() if uid in starting}
         self._failures = {uid: failure for uid, failure in self._failures.items() if uid in uids}
         self._telemetry.silent_pods.set(len(self._failures))
         self.rounds += 1
+
+    async def _ask_progress(self, session: aiohttp.ClientSession, gate: asyncio.Semaphore, target: Target) -> None:
+        """A pod that starts may be silent: then nothing is known."""
+        self._progress.pop(target.uid, None)
+        async with gate:
+            with contextlib.suppress(TimeoutError, ScrapeError, aiohttp.ClientError, OSError, UnicodeDecodeError):
+                async with asyncio.timeout(self._settings.timeout_seconds):
+                    percent = parse_progress(await self._fetch(session, target))
+                if percent is not None:
+                    self._progress[target.uid] = percent
 
     async def _scrape_one(self, session: aiohttp.ClientSession, gate: asyncio.Semaphore, target: Target) -> None:
         async with gate:

@@ -15,6 +15,12 @@ class ChildSettings:
 
     server_image: str = field(default_factory=default_server_image)
     """Image of servers whose spec names none. Environment: PAGEFLEET_SERVER_IMAGE."""
+    allowed_template_fields: tuple[str, ...] | None = None
+    """Paths of spec.template that users may set, like spec.nodeSelector; None: all. Flag: --allowed-template-fields."""
+    monitoring_namespace: str = "monitoring"
+    """Whose pods a NetworkPolicy of ours admits. Flag: --monitoring-namespace."""
+    operator_namespace: str | None = None
+    """Where the operator runs, for the same; None: outside the cluster, or not known."""
     grace_margin_seconds: int = 15
     """Added to drain delay + timeout for terminationGracePeriodSeconds: the process still has to end."""
     probe_period_seconds: int = 2
@@ -46,6 +52,8 @@ class ScrapeSettings:
 class ReconcileSettings:
     """The loop of each object."""
 
+    kinds_seconds: float = 10.0
+    """How often it is looked whether the cluster has the kind PodMonitor."""
     resync_seconds: float = 120.0
     """Everything is listed afresh this often: it heals events that a watch lost."""
     concurrency: int = 8

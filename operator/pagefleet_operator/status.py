@@ -184,6 +184,8 @@ def _pods(facts: Facts, now: float) -> list[Status]:
         if sample is not None and state is PodState.READY:
             row["occupancy"] = f"{round(100 * sample.blocks_used / sample.blocks_total)}%"
             row["waiting"] = sample.waiting
+        if pod.name in facts.observed.progress:
+            row["progress"] = f"Downloading {facts.observed.progress[pod.name]} %"
         rows.append(row)
     return rows
 

@@ -39,6 +39,8 @@ class Store:
         self._owned: dict[tuple[str, ObjectKey], dict[ObjectKey, Body]] = defaultdict(dict)
         self._deleted: OrderedDict[tuple[str, ObjectKey], str] = OrderedDict()
         """Versions of the last deletions, so that an older list does not bring them back."""
+        self.has_pod_monitors = False
+        """Whether the cluster has that kind; of the cluster, so `clear` keeps it."""
         self.highest = 0
         """Highest resourceVersion seen: a list that is asked for later cannot be older, unless the API went back."""
 

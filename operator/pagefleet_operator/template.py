@@ -5,7 +5,7 @@ relies on (labels, the server's command, ports and probes, the grace period) can
 """
 
 import copy
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from pagefleet_operator import names
@@ -45,6 +45,8 @@ SERVER_FIELDS = (
 """Of the container `server`: set from other fields of the spec."""
 POD_FIELDS = ("restartPolicy", "terminationGracePeriodSeconds", "ephemeralContainers")
 """Of the pod: set from other fields of the spec, or impossible in a template."""
+
+SERVER_NAME = (("spec", "containers", "name"), ("spec", "initContainers", "name"))
 
 BASE_URL = f"http://$(POD_IP):{names.SERVER_PORT}/v1"
 """PAGEFLEET_BASE_URL of the user's own containers: the server beside them."""
@@ -107,6 +109,31 @@ def _container_problems(spec: Mapping[str, Any], path: str, home: str) -> Iterat
                         f"{path}.spec.{kind}[{index}].{name}: of the container {names.CONTAINER} is set by the "
                         "operator; use spec.engine, spec.startup and spec.drain"
                     )
+
+
+def refused_fields(template: Mapping[str, Any], allowed: Sequence[str]) -> list[str]:
+    """Paths of a template that lie under none of `allowed` (like spec.nodeSelector, spec.containers.env), sorted.
+
+    Items of lists do not count in a path. The name of the container `server` may always be given.
+    """
+    return sorted({path for path in _leaves(template, ()) if not any(_lies_under(path, root) for root in allowed)})
+
+
+def _lies_under(path: str, root: str) -> bool:
+    return path == root or path.startswith(f"{root}.")
+
+
+def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[str]:
+    if isinstance(value, Mapping) and value:
+        for name, item in value.items():
+            if (*path, name) in SERVER_NAME and item == names.CONTAINER:
+                continue
+            yield from _leaves(item, (*path, str(name)))
+    elif isinstance(value, list) and value:
+        for item in value:
+            yield from _leaves(item, path)
+    elif path:
+        yield ".".join(path)
 
 
 def _patches(value: Any, path: str) -> Iterator[str]:

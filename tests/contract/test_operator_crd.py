@@ -18,7 +18,8 @@ from pagefleet_localcluster.api.validation import validate
 from pagefleet_operator import fields, names
 from pagefleet_operator.errors import SpecError
 from pagefleet_operator.fleet import PodState
-from pagefleet_operator.model import RESERVED_ARGS, RESERVED_ENV, LLMDeployment, parse
+from pagefleet_operator.model import LLMDeployment
+from pagefleet_operator.parsing import RESERVED_ARGS, RESERVED_ENV, parse
 
 CRD = yaml.safe_load((Path(__file__).resolve().parents[2] / "crds" / "llmdeployment.yaml").read_text())
 VERSION = CRD["spec"]["versions"][0]
@@ -122,6 +123,10 @@ NUMBERS = {
     "spec.engine.maxNumSeqs": fields.MAX_NUM_SEQS,
     "spec.engine.accelerator.count": fields.ACCELERATOR_COUNT,
     "spec.engine.maxQueueLength": fields.MAX_QUEUE_LENGTH,
+    "spec.engine.maxNumBatchedTokens": fields.MAX_NUM_BATCHED_TOKENS,
+    "spec.engine.blockSize": fields.BLOCK_SIZE,
+    "spec.engine.gpuMemoryUtilizationPercent": fields.GPU_MEMORY_PERCENT,
+    "spec.model.maxModelLen": fields.MAX_MODEL_LEN,
     "spec.replicas": fields.REPLICAS,
     "spec.autoscaling.minReplicas": fields.MIN_REPLICAS,
     "spec.autoscaling.maxReplicas": fields.MAX_REPLICAS,
@@ -147,6 +152,19 @@ NUMBERS = {
 TEXTS = {
     "spec.model.source": fields.MODEL_SOURCE,
     "spec.model.servedName": fields.SERVED_NAME,
+    "spec.model.revision": fields.REVISION,
+    "spec.model.dtype": fields.DTYPE,
+    "spec.model.tokenSecretRef.name": fields.REFERENCE,
+    "spec.model.tokenSecretRef.key": fields.REFERENCE,
+    "spec.model.cache.claimName": fields.OBJECT_NAME,
+    "spec.model.cache.size": fields.CACHE_SIZE,
+    "spec.model.cache.storageClassName": fields.OBJECT_NAME,
+    "spec.model.cache.accessModes[]": fields.ACCESS_MODE,
+    "spec.auth.apiKeysSecretRef.name": fields.REFERENCE,
+    "spec.auth.apiKeysSecretRef.key": fields.REFERENCE,
+    "spec.monitoring.podMonitor": fields.POD_MONITOR,
+    "spec.networkPolicy.mode": fields.NETWORK_POLICY,
+    "spec.networkPolicy.namespaces[]": fields.NAMESPACE,
     "spec.engine.image": fields.ENGINE_IMAGE,
     "spec.engine.accelerator.resourceName": fields.ACCELERATOR_RESOURCE,
     "spec.engine.kvCacheMemory": fields.KV_CACHE_MEMORY,
@@ -212,10 +230,49 @@ def body(spec: Any, name: str = "chat") -> dict[str, Any]:
 
 
 MODEL = {"source": "file:///models/tiny"}
+HUB = {"source": "hf://org/name"}
+ALONE = {"size": "1Gi", "accessModes": ["ReadWriteOnce"]}
+NO_SURGE = {"maxSurge": 0, "maxUnavailable": 1}
 REFUSED: dict[str, tuple[Any, str]] = {
     "no model": ({}, "spec.model"),
     "no source": ({"model": {}}, "spec.model.source"),
-    "a source of another kind": ({"model": {"source": "hf://org/name"}}, "spec.model.source"),
+    "a source of another kind": ({"model": {"source": "s3://bucket/name"}}, "spec.model.source"),
+    "a hub's model without its organisation": ({"model": {"source": "hf://name-alone"}}, "spec.model.source"),
+    "a hub's model with its revision in the name": ({"model": {"source": "hf://org/name@main"}}, "spec.model.source"),
+    "a source with a line break": ({"model": {"source": "file:///a\nb"}}, "spec.model.source"),
+    "a revision of a path": ({"model": {**MODEL, "revision": "main"}}, "model.revision"),
+    "a token for a path": ({"model": {**MODEL, "tokenSecretRef": {"name": "a", "key": "b"}}}, "model.tokenSecretRef"),
+    "a cache for a path": ({"model": {**MODEL, "cache": {"size": "1Gi"}}}, "model.cache"),
+    "a cache of two kinds": ({"model": {**HUB, "cache": {"size": "1Gi", "claimName": "c"}}}, "model.cache"),
+    "a cache of no kind": ({"model": {**HUB, "cache": {}}}, "model.cache"),
+    "a cache without a unit": ({"model": {**HUB, "cache": {"size": "100"}}}, "model.cache.size"),
+    "an access mode that cannot be written to": (
+        {"model": {**HUB, "cache": {"size": "1Gi", "accessModes": ["ReadOnlyMany"]}}},
+        "model.cache.accessModes",
+    ),
+    "a volume of one node for two replicas": (
+        {"model": {**HUB, "cache": ALONE}, "replicas": 2, "rollout": NO_SURGE},
+        "model.cache.accessModes",
+    ),
+    "a volume of one node for a fleet that may grow": (
+        {"model": {**HUB, "cache": ALONE}, "autoscaling": {"maxReplicas": 2}, "rollout": NO_SURGE},
+        "model.cache.accessModes",
+    ),
+    "a volume of one node for a rollout that adds one": ({"model": {**HUB, "cache": ALONE}}, "model.cache.accessModes"),
+    "a token twice": (
+        {
+            "model": {**HUB, "tokenSecretRef": {"name": "a", "key": "b"}},
+            "engine": {"env": [{"name": "HF_TOKEN", "value": "x"}]},
+        },
+        "engine.env",
+    ),
+    "blocks that are no power of two": ({"model": MODEL, "engine": {"blockSize": 24}}, "engine.blockSize"),
+    "prefix caching by a word": ({"model": MODEL, "engine": {"prefixCaching": "yes"}}, "engine.prefixCaching"),
+    "keys without a key": ({"model": MODEL, "auth": {"apiKeysSecretRef": {"name": "s"}}}, "auth.apiKeysSecretRef.key"),
+    "a namespace that cannot be": (
+        {"model": MODEL, "networkPolicy": {"namespaces": ["A_b"]}},
+        "networkPolicy.namespaces",
+    ),
     "a source with a variable": ({"model": {"source": "file:///$(HOME)/x"}}, "spec.model.source"),
     "negative replicas": ({"model": MODEL, "replicas": -1}, "spec.replicas"),
     "replicas as text": ({"model": MODEL, "replicas": "2"}, "spec.replicas"),
@@ -273,6 +330,21 @@ def test_bad_specs_are_refused_with_the_field_by_both(case: str) -> None:
     assert any(want.removeprefix("spec.") in text for text in said), said
 
 
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"model": {"source": "file:///my models/tiny (1).gguf"}},
+        {"model": {"source": "hf://org/name-1.5B", "revision": "refs/pr/1"}},
+        {"model": {"source": "hf://org/name/sub/q4_0.gguf", "cache": {"claimName": "c"}}},
+        {"model": {**HUB, "cache": ALONE}, "rollout": NO_SURGE},
+        {"model": {**HUB, "cache": {"size": "2Ti"}}, "replicas": 5},
+    ],
+)
+def test_what_can_work_is_admitted_by_both(spec: dict[str, Any]) -> None:
+    parse(body(spec))
+    assert admit(body(copy.deepcopy(spec))) == []
+
+
 @pytest.mark.parametrize("name", ["a" * 46, "1abc", "a.b", "-a", "a-"])
 def test_bad_names_are_refused_by_both(name: str) -> None:
     with pytest.raises(SpecError, match=r"metadata\.name"):
@@ -297,6 +369,8 @@ def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
     kind = schema.get("type")
     if "enum" in schema:
         return st.sampled_from([*schema["enum"], "Other"])
+    if kind == "boolean":
+        return st.sampled_from([True, False, "true"])
     if kind == "integer":
         low, high = schema["minimum"], schema["maximum"]
         return st.sampled_from([low - 1, low, low + 1, high, high + 1]) | st.integers(low, high)
@@ -307,6 +381,9 @@ def values_of(schema: dict[str, Any]) -> st.SearchStrategy[Any]:
             [
                 "file:///m",
                 "hf://a/b",
+                "hf://a/b/c.gguf",
+                "100Gi",
+                "HF_TOKEN",
                 "chat",
                 "a b",
                 "",

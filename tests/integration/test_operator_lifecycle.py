@@ -7,8 +7,17 @@ import pytest
 import pytest_asyncio
 import yaml
 
-from pagefleet_localcluster.client import DEPLOYMENTS, PODS, SERVICES, ApiError
-from support.operator_cluster import LLMDS, ROOT, OperatorCluster, operator_cluster
+from pagefleet_localcluster.client import CLAIMS, DEPLOYMENTS, PODS, SERVICES, ApiError, Resource
+from support.operator_cluster import (
+    CRDS,
+    LLMDS,
+    NETWORK_POLICIES,
+    POD_MONITOR_CRD,
+    POD_MONITORS,
+    ROOT,
+    OperatorCluster,
+    operator_cluster,
+)
 from support.recording_proxy import Seen
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
@@ -129,12 +138,12 @@ async def test_a_dry_run_decides_and_writes_nothing(cluster: OperatorCluster) ->
 async def test_a_crashing_model_is_degraded_with_its_message_and_others_are_served(cluster: OperatorCluster) -> None:
     cluster.node.crashes["broken"] = "model file /m does not exist"
     await cluster.create({}, name="broken")
-    broken = await cluster.condition("Degraded", "True", name="broken", reason="CrashLoop")
+    broken = await cluster.condition("Degraded", "True", name="broken", reason="ModelUnusable")
     assert "model file /m does not exist" in broken["message"]
     await cluster.create({}, name="fine")
     await cluster.condition("Available", "True", name="fine")
     found = await cluster.llmd("broken")
-    assert (found["status"]["phase"], found["status"]["reason"]) == ("Degraded", "CrashLoop")
+    assert (found["status"]["phase"], found["status"]["reason"]) == ("Degraded", "ModelUnusable")
 
 
 async def test_a_template_that_the_api_refuses_is_explained_and_running_pods_stay(cluster: OperatorCluster) -> None:
@@ -240,6 +249,68 @@ async def test_a_failed_rollout_goes_back_and_a_changed_spec_goes_forward(cluste
     assert "rollout" not in (await cluster.llmd("rolled"))["status"]
 
 
+async def test_children_that_a_spec_may_ask_for_come_and_go_with_it(cluster: OperatorCluster) -> None:
+    model = {"source": "hf://acme/tiny", "cache": {"size": "1Gi"}}
+    await cluster.create({"model": model, "networkPolicy": {"mode": "Restricted"}}, name="extra")
+    await cluster.condition("Available", "True", name="extra")
+    claim, policy = await cluster.get(CLAIMS, "extra"), await cluster.get(NETWORK_POLICIES, "extra")
+    assert claim is not None
+    assert policy is not None
+    assert (claim["spec"]["accessModes"], claim["spec"]["resources"]["requests"]) == (
+        ["ReadWriteMany"],
+        {"storage": "1Gi"},
+    )
+    await cluster.client.create(CRDS, POD_MONITOR_CRD)
+
+    async def exists(resource: Resource, wanted: bool) -> bool:
+        return (await cluster.get(resource, "extra") is not None) is wanted
+
+    await cluster.until(lambda: exists(POD_MONITORS, True), "a PodMonitor once the kind is there", seconds=30)
+    await cluster.client.delete(NETWORK_POLICIES, "extra", "default")
+    await cluster.until(lambda: exists(NETWORK_POLICIES, True), "a deleted policy comes back")
+    off = {"monitoring": {"podMonitor": "Disabled"}, "networkPolicy": {"mode": "Disabled"}, "model": {"cache": None}}
+    await cluster.client.patch(LLMDS, "extra", {"spec": off}, "default")
+    await cluster.until(lambda: exists(POD_MONITORS, False), "no PodMonitor any more")
+    await cluster.until(lambda: exists(NETWORK_POLICIES, False), "no policy any more")
+    assert await cluster.get(CLAIMS, "extra") is not None, "data goes with its LLMDeployment only"
+    await cluster.client.delete(LLMDS, "extra", "default")
+    await cluster.until(lambda: exists(CLAIMS, False), "the claim is collected")
+
+
+async def test_a_download_is_shown_in_status(cluster: OperatorCluster) -> None:
+    cluster.node.downloads["fetching"] = (42, 100)
+    await cluster.create({"model": {"source": "hf://acme/tiny"}}, name="fetching")
+    progressing = await cluster.condition("Progressing", "True", name="fetching", reason="Downloading")
+    assert progressing["message"] == "0 of 1 replicas are ready, 1 download the model: 42 %"
+    (row,) = (await cluster.llmd("fetching"))["status"]["pods"]
+    assert (row["state"], row["progress"]) == ("Starting", "Downloading 42 %")
+    cluster.node.downloads["fetching"] = (100, 100)
+    await cluster.condition("Available", "True", name="fetching")
+
+    async def over() -> bool:
+        return "progress" not in (await cluster.llmd("fetching"))["status"]["pods"][0]
+
+    await cluster.until(over, "no progress any more")
+
+
+async def test_a_claim_of_one_node_is_refused_for_two_pods_with_the_reason(cluster: OperatorCluster) -> None:
+    claim = {
+        "metadata": {"name": "single"},
+        "spec": {"accessModes": ["ReadWriteOnce"], "resources": {"requests": {"storage": "1Gi"}}},
+    }
+    await cluster.client.create(CLAIMS, claim, "default")
+    model = {"source": "hf://acme/tiny", "cache": {"claimName": "single"}}
+    await cluster.create({"model": model, "replicas": 1}, name="alone")
+    refused = await cluster.condition("Degraded", "True", name="alone", reason="CacheNotShared")
+    assert "up to 2 replicas (rollout.maxSurge included)" in refused["message"]
+    assert await cluster.pods("alone") == []
+    await cluster.client.patch(LLMDS, "alone", {"spec": {"rollout": {"maxSurge": 0, "maxUnavailable": 1}}}, "default")
+    await cluster.condition("Available", "True", name="alone")
+    own = {"source": "hf://acme/tiny", "cache": {"size": "1Gi", "accessModes": ["ReadWriteOnce"]}}
+    with pytest.raises(ApiError, match=r"accessModes must hold ReadWriteMany: more than one replica"):
+        await cluster.create({"model": own}, name="refused")
+
+
 def permission(seen: Seen) -> tuple[str, str, str] | None:
     """(group, resource, verb) of a request; None for discovery, which everyone may do."""
     parts = seen.path.strip("/").split("/")
@@ -250,6 +321,7 @@ def permission(seen: Seen) -> tuple[str, str, str] | None:
     resource, name, sub = (*rest[2:], None, None)[:3]
     assert resource is not None
     verbs = {"GET": "get" if name else "list", "WATCH": "watch", "POST": "create", "PATCH": "patch", "PUT": "update"}
+    verbs["DELETE"] = "delete"
     return group, f"{resource}/{sub}" if sub else resource, verbs[seen.method]
 
 
@@ -273,6 +345,7 @@ async def test_the_role_grants_what_was_used_and_nothing_else(
         pytest.skip("only a part of this file's tests ran, so not every right was used")
     # An apply of something new is also a create; blockOwnerDeletion needs `finalizers`, which no request names.
     applied = {"serviceaccounts", "services", "poddisruptionbudgets", "deployments"}
+    applied |= {"persistentvolumeclaims", "networkpolicies", "podmonitors"}
     implied = {(group, resource, "create") for group, resource, _ in used if resource in applied}
     implied.add(("pagefleet.dev", "llmdeployments/finalizers", "update"))
     assert granted <= used | implied

@@ -26,8 +26,8 @@ class LocalHub:
     """Answers of the next requests for content."""
     list_statuses: list[int] = field(default_factory=list)
     """The same for lists."""
-    cuts: list[int] = field(default_factory=list)
-    """The next answers with content break off after so many bytes."""
+    cuts: dict[str, list[int]] = field(default_factory=dict)
+    """The next answers with a file's content break off after so many bytes."""
     damage: int = 0
     """So many of the next whole answers have a wrong byte."""
     piece_bytes: int = 1 << 20
@@ -97,7 +97,8 @@ class LocalHub:
             response.headers["Content-Range"] = f"bytes {begin}-{len(content) - 1}/{len(content)}"
         response.content_length = len(data)
         await response.prepare(request)
-        cut = self.cuts.pop(0) if self.cuts else None
+        cuts = self.cuts.get(request.match_info["file"])
+        cut = cuts.pop(0) if cuts else None
         sent = 0
         while sent < len(data):
             piece = data[sent : sent + self.piece_bytes]

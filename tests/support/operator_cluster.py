@@ -29,6 +29,35 @@ ROOT = Path(__file__).resolve().parents[2]
 LLMDS = Resource("pagefleet.dev/v1alpha1", "llmdeployments", "LLMDeployment")
 CRDS = Resource("apiextensions.k8s.io/v1", "customresourcedefinitions", "CustomResourceDefinition", namespaced=False)
 EVENTS = Resource("v1", "events", "Event")
+NETWORK_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy")
+POD_MONITORS = Resource("monitoring.coreos.com/v1", "podmonitors", "PodMonitor")
+POD_MONITOR_CRD: dict[str, Any] = {
+    "metadata": {"name": "podmonitors.monitoring.coreos.com"},
+    "spec": {
+        "group": "monitoring.coreos.com",
+        "scope": "Namespaced",
+        "names": {
+            "plural": "podmonitors",
+            "singular": "podmonitor",
+            "kind": "PodMonitor",
+            "listKind": "PodMonitorList",
+        },
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {
+                    "openAPIV3Schema": {
+                        "type": "object",
+                        "properties": {"spec": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+                    }
+                },
+            }
+        ],
+    },
+}
+"""The kind that the Prometheus operator installs, without its schema."""
 Json = dict[str, Any]
 
 
@@ -41,6 +70,8 @@ class StubNode:
     """Keywords of metrics_text by pod, or else by LLMDeployment."""
     answers: dict[str, Callable[[web.Request], Awaitable[web.StreamResponse]]] = field(default_factory=dict)
     """Answers a scrape of a pod of this LLMDeployment instead of the metrics."""
+    downloads: dict[str, tuple[int, int]] = field(default_factory=dict)
+    """New pods of this LLMDeployment have so many bytes of so many, and start when they have all."""
     crashes: dict[str, str] = field(default_factory=dict)
     """New pods of this LLMDeployment crash with this termination message."""
     _runners: dict[str, web.AppRunner] = field(default_factory=dict)
@@ -97,12 +128,18 @@ class StubNode:
             return
         address = await self._listen(name, owner)
         await self._report(pod, "Running", address, ready=False, state={"running": {}})
+        while owner in self.downloads and self.downloads[owner][0] < self.downloads[owner][1]:  # noqa: ASYNC110
+            await asyncio.sleep(0.05)
         await self._report(pod, "Running", address, ready=True, state={"running": {}})
 
     async def _listen(self, name: str, owner: str) -> str:
         async def metrics(request: web.Request) -> web.StreamResponse:
             if owner in self.answers:
                 return await self.answers[owner](request)
+            if owner in self.downloads:
+                done, total = self.downloads[owner]
+                text = f"pagefleet_model_download_bytes {done}\npagefleet_model_download_total_bytes {total}\n"
+                return web.Response(text=text + metrics_text())
             return web.Response(text=metrics_text(**self.loads.get(name, self.loads.get(owner, {}))))
 
         app = web.Application()

@@ -4,8 +4,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
-from pagefleet_operator.model import AutoscalingSpec, LLMDeployment, parse
+from pagefleet_operator.model import AutoscalingSpec, LLMDeployment
 from pagefleet_operator.names import labels
+from pagefleet_operator.parsing import parse
 
 
 def llmd_body(

@@ -169,11 +169,9 @@ async def test_one_file_of_a_repository(tmp_path: Path) -> None:
 
 
 async def test_a_broken_connection_is_resumed_where_it_broke(tmp_path: Path) -> None:
-    async with serving(LocalHub({**MODEL}, piece_bytes=1 << 16, cuts=[2_000_000])) as hub:
-        hub.files = {"config.json": b"{}", "model.safetensors": WEIGHTS}
-        naps = Naps()
-        hub.cuts = [1, 2_000_000]  # one of each file
-        path = await download(hub, tmp_path, naps=naps).run()
+    cuts = {"config.json": [1], "model.safetensors": [2_000_000]}
+    async with serving(LocalHub(dict(MODEL), piece_bytes=1 << 16, cuts=cuts)) as hub:
+        path = await download(hub, tmp_path).run()
         assert (path / "model.safetensors").read_bytes() == WEIGHTS
         ranges = [part for name, part, _ in hub.asked if name.endswith("safetensors")]
         assert len(ranges) == 2

@@ -4,7 +4,9 @@ from typing import Any
 
 import pytest
 
+from pagefleet_operator import builders
 from pagefleet_operator.builders import deployment, disruption_budget, service, service_account
+from pagefleet_operator.names import selector
 from pagefleet_operator.settings import ChildSettings
 from support.operator_objects import llmd
 
@@ -65,17 +67,23 @@ def test_every_engine_field_reaches_the_command_line_and_the_users_own_come_last
         engine={
             "image": "mine:2",
             "kvCacheMemory": "32Mi",
+            "gpuMemoryUtilizationPercent": 85,
+            "blockSize": 32,
+            "prefixCaching": False,
+            "maxNumBatchedTokens": 256,
             "maxNumSeqs": 8,
             "maxQueueLength": 64,
             "args": ["--threads", "1"],
             "env": [{"name": "A", "value": "1"}],
         },
         drain={"delaySeconds": 2, "timeoutSeconds": 30},
-        model={"source": "file:///m/x", "servedName": "name"},
+        model={"source": "file:///m/x", "servedName": "name", "dtype": "float16", "maxModelLen": 4096},
     )
     assert built["image"] == "mine:2"
     assert built["args"] == [
-        *("--model", "/m/x", "--served-model-name", "name"),
+        *("--model", "/m/x", "--served-model-name", "name", "--dtype", "float16", "--max-model-len", "4096"),
+        *("--gpu-memory-utilization", "0.85", "--block-size", "32", "--no-prefix-caching"),
+        *("--max-num-batched-tokens", "256"),
         *("--kv-cache-memory", "32MiB", "--max-num-seqs", "8", "--max-queue", "64"),
         *("--drain-delay", "2", "--drain-timeout", "30"),
         *("--threads", "1"),
@@ -186,3 +194,87 @@ def test_the_service_selects_what_the_deployment_runs() -> None:
     spec = deployment(llmd(), SETTINGS, replicas=1)["spec"]
     assert selector == spec["selector"]["matchLabels"]
     assert selector.items() <= spec["template"]["metadata"]["labels"].items()
+
+
+def volumes_of(pod: dict[str, Any]) -> dict[str, Any]:
+    return {item["name"]: item for item in pod["volumes"]}
+
+
+def test_a_model_of_a_hub_is_named_with_its_revision_and_kept_in_the_claim() -> None:
+    model = {
+        "source": "hf://acme/tiny/sub/q4.gguf",
+        "revision": "v1",
+        "tokenSecretRef": {"name": "hub", "key": "token"},
+        "cache": {"size": "10Gi", "storageClassName": "fast"},
+    }
+    made = llmd(spec={"model": model})
+    pod = builders.deployment(made, SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    server = pod["containers"][0]
+    assert server["args"][:2] == ["--model", "hf://acme/tiny@v1/sub/q4.gguf"]
+    assert server["args"][4:6] == ["--download-dir", "/var/lib/pagefleet/models"]
+    token = {"name": "HF_TOKEN", "valueFrom": {"secretKeyRef": {"name": "hub", "key": "token"}}}
+    assert token in server["env"]
+    assert volumes_of(pod)["model-cache"]["persistentVolumeClaim"] == {"claimName": "chat"}
+    assert {"name": "model-cache", "mountPath": "/var/lib/pagefleet/models"} in server["volumeMounts"]
+    assert pod["securityContext"]["fsGroupChangePolicy"] == "OnRootMismatch"
+    cache = made.spec.cache
+    assert cache is not None
+    assert builders.cache_claim(made, cache)["spec"] == {
+        "accessModes": ["ReadWriteMany"],
+        "resources": {"requests": {"storage": "10Gi"}},
+        "storageClassName": "fast",
+    }
+
+
+def test_without_a_cache_every_replica_downloads_to_its_scratch_folder() -> None:
+    pod = builders.deployment(llmd(spec={"model": {"source": "hf://acme/tiny"}}), SETTINGS, replicas=1)
+    spec = pod["spec"]["template"]["spec"]
+    args = spec["containers"][0]["args"]
+    assert args[1] == "hf://acme/tiny"
+    assert args[args.index("--download-dir") + 1].startswith("/var/cache/pagefleet/")
+    assert "fsGroup" not in spec["securityContext"]
+
+
+def test_keys_are_mounted_and_never_read() -> None:
+    spec = {"auth": {"apiKeysSecretRef": {"name": "keys", "key": "all"}}}
+    pod = builders.deployment(llmd(spec=spec), SETTINGS, replicas=1)["spec"]["template"]["spec"]
+    args = pod["containers"][0]["args"]
+    assert args[args.index("--api-key-file") + 1] == "/etc/pagefleet/auth/api-keys"
+    want = {"secretName": "keys", "items": [{"key": "all", "path": "api-keys"}]}
+    assert volumes_of(pod)["api-keys"]["secret"] == want
+
+
+def admitted(policy: dict[str, Any]) -> list[Any]:
+    found: list[Any] = policy["spec"]["ingress"][0]["from"]
+    return found
+
+
+def test_a_policy_admits_the_own_namespace_the_operator_monitoring_and_who_is_named() -> None:
+    made = llmd(spec={"networkPolicy": {"mode": "Restricted", "namespaces": ["gateway"]}})
+    settings = ChildSettings(server_image="img", monitoring_namespace="prom", operator_namespace="ops")
+    policy = builders.network_policy(made, settings)
+
+    def of(name: str) -> dict[str, Any]:
+        return {"namespaceSelector": {"matchLabels": {"kubernetes.io/metadata.name": name}}}
+
+    operator = {**of("ops"), "podSelector": {"matchLabels": {"app.kubernetes.io/name": "pagefleet-operator"}}}
+    assert admitted(policy) == [{"podSelector": {}}, operator, of("gateway"), of("prom")]
+    assert policy["spec"]["ingress"][0]["ports"] == [{"protocol": "TCP", "port": 8000}]
+    assert len(policy["spec"]["ingress"]) == 1
+    assert policy["spec"]["policyTypes"] == ["Ingress"]
+
+
+def test_a_policy_leaves_the_other_ports_of_a_sidecars_pod_open() -> None:
+    template = {"spec": {"containers": [{"name": "app", "image": "a"}]}}
+    spec = {"networkPolicy": {"mode": "Restricted"}, "placement": "Sidecar", "template": template}
+    rules = builders.network_policy(llmd(spec=spec), SETTINGS)["spec"]["ingress"]
+    assert "from" not in rules[1]
+    open_ports = [range(item["port"], item["endPort"] + 1) for item in rules[1]["ports"] if item["protocol"] == "TCP"]
+    assert not any(8000 in ports for ports in open_ports)
+    assert all(any(port in ports for ports in open_ports) for port in (1, 7999, 8001, 65535))
+
+
+def test_monitors_select_the_replicas_by_their_port() -> None:
+    spec = builders.pod_monitor(llmd())["spec"]
+    assert spec["selector"] == {"matchLabels": selector("chat")}
+    assert spec["podMetricsEndpoints"][0]["port"] == "http"

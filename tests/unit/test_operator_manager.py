@@ -22,7 +22,8 @@ from support.operator_objects import llmd_body
 
 KEY = ObjectKey("default", "chat")
 SETTINGS = OperatorSettings(
-    namespaces=("default",), reconcile=ReconcileSettings(min_backoff_seconds=0.01, max_backoff_seconds=0.02)
+    namespaces=("default",),
+    reconcile=ReconcileSettings(min_backoff_seconds=0.01, max_backoff_seconds=0.02, kinds_seconds=0.01),
 )
 
 
@@ -43,12 +44,20 @@ class FakeApi:
         self.failures: dict[str, Exception] = {}
         self.version = 100
         self.tries = 0
+        self.has_pod_monitors = False
+        self.deleted: list[str] = []
 
     async def get(self, *_: Any) -> None:
         return None
 
     async def list(self, *_: Any, **__: Any) -> Listed:
         return Listed([], "1")
+
+    async def is_served(self, _resource: Any) -> bool:
+        return self.has_pod_monitors
+
+    async def delete(self, resource: Any, _namespace: str, name: str, *, uid: str) -> None:
+        self.deleted.append(f"{resource.plural} {name} {uid}")
 
     async def create(self, _resource: Any, _namespace: str, body: dict[str, Any]) -> dict[str, Any]:
         return body
@@ -116,6 +125,41 @@ async def test_an_event_makes_the_children(running: tuple[Manager, FakeApi, Stor
     manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body())
     await until(lambda: len(api.applied) == 4 and api.statuses)
     assert api.applied == ["ServiceAccount chat", "Service chat", "PodDisruptionBudget chat", "Deployment chat"]
+
+
+async def test_pod_monitors_come_and_go_with_their_kind_and_with_the_wish(
+    running: tuple[Manager, FakeApi, Store],
+) -> None:
+    manager, api, store = running
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body())
+    await until(lambda: len(api.applied) == 4)
+    api.has_pod_monitors = True
+    await until(lambda: api.applied[4:] == ["PodMonitor chat"])
+    off = llmd_body(spec={"monitoring": {"podMonitor": "Disabled"}}, generation=2)
+    off["metadata"]["resourceVersion"] = "900"
+    manager.watched(LLMDEPLOYMENT, "MODIFIED", off)
+    await until(lambda: api.deleted == ["podmonitors chat PodMonitor"])
+    assert store.get("PodMonitor", KEY) is None
+    on = llmd_body(generation=3)
+    on["metadata"]["resourceVersion"] = "1900"
+    manager.watched(LLMDEPLOYMENT, "MODIFIED", on)
+    await until(lambda: api.applied[5:] == ["PodMonitor chat"])
+
+
+async def test_a_role_without_pod_monitors_makes_none(running: tuple[Manager, FakeApi, Store]) -> None:
+    _, api, store = running
+    listed = api.list
+
+    async def refuse(resource: Any, *args: Any, **kwargs: Any) -> Listed:
+        if resource.plural == "podmonitors":
+            api.tries += 1
+            raise ApiError(status=403, reason="Forbidden", message="podmonitors is forbidden")
+        return await listed(resource, *args, **kwargs)
+
+    api.list = refuse  # type: ignore[method-assign]
+    api.has_pod_monitors = True
+    await until(lambda: api.tries >= 2)
+    assert store.has_pod_monitors is False
 
 
 async def test_events_before_everything_was_listed_start_nothing() -> None:

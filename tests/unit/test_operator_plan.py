@@ -41,6 +41,64 @@ def test_a_new_object_gets_its_children() -> None:
     assert replicas_of(made.manifests) == 3
 
 
+CACHE = {"model": {"source": "hf://acme/tiny", "cache": {"size": "10Gi"}}}
+RESTRICTED = {"networkPolicy": {"mode": "Restricted"}}
+
+
+def test_children_that_a_spec_may_ask_for_come_before_the_pods() -> None:
+    made = plan(llmd(spec={**CACHE, **RESTRICTED}), Observed(has_pod_monitors=True), SETTINGS)
+    assert [item["kind"] for item in made.manifests][3:] == [
+        "PersistentVolumeClaim",
+        "NetworkPolicy",
+        "PodMonitor",
+        "Deployment",
+    ]
+
+
+def ours(kind: str) -> dict[str, Any]:
+    metadata = {"name": "chat", "uid": kind, "ownerReferences": [{"uid": "uid-1", "controller": True}]}
+    return {"kind": kind, "metadata": metadata}
+
+
+def test_what_is_no_longer_asked_for_goes_but_never_a_claim_with_data() -> None:
+    children = {kind: ours(kind) for kind in ("PersistentVolumeClaim", "NetworkPolicy", "PodMonitor")}
+    made = plan(llmd(), Observed(children=children), SETTINGS)
+    assert made.removals == ("NetworkPolicy", "PodMonitor")
+    kept = plan(llmd(spec=RESTRICTED), Observed(children=children, has_pod_monitors=True), SETTINGS)
+    assert kept.removals == ()
+
+
+def test_a_template_beyond_what_is_allowed_leaves_everything_as_it_is() -> None:
+    limited = ChildSettings(server_image="img", allowed_template_fields=("spec.nodeSelector", "spec.containers.env"))
+    fine = {"spec": {"nodeSelector": {"a": "b"}, "containers": [{"name": "server", "env": [{"name": "A"}]}]}}
+    assert plan(llmd(spec={"template": fine}), Observed(), limited).refusal is None
+    bad = {"spec": {"hostNetwork": True, "containers": [{"name": "server", "securityContext": {"privileged": True}}]}}
+    made = plan(llmd(spec={"template": bad}), Observed(), limited)
+    assert made.manifests == ()
+    assert made.refusal is not None
+    assert made.refusal[0] == "InvalidTemplate"
+    assert "spec.template.spec.containers.securityContext.privileged" in made.refusal[1]
+    assert "spec.template.spec.hostNetwork" in made.refusal[1]
+    nothing = ChildSettings(server_image="img", allowed_template_fields=())
+    assert plan(llmd(), Observed(), nothing).refusal is None
+    assert plan(llmd(spec={"template": {"metadata": {"labels": {"a": "b"}}}}), Observed(), nothing).refusal is not None
+
+
+def test_a_claim_of_one_node_is_refused_for_more_than_one_pod() -> None:
+    spec = {"model": {"source": "hf://acme/tiny", "cache": {"claimName": "mine"}}}
+    alone = {"spec": {"accessModes": ["ReadWriteOnce"]}}
+    made = plan(llmd(spec=spec), Observed(cache_claim=alone), SETTINGS)
+    assert made.refusal is not None
+    assert made.refusal[0] == "CacheNotShared"
+    assert "mine" in made.refusal[1]
+    assert "rollout.maxSurge" in made.refusal[1]
+    single = {**spec, "rollout": {"maxSurge": 0, "maxUnavailable": 1}}
+    assert plan(llmd(spec=single), Observed(cache_claim=alone), SETTINGS).refusal is None
+    shared = {"spec": {"accessModes": ["ReadWriteMany"]}}
+    assert plan(llmd(spec=spec), Observed(cache_claim=shared), SETTINGS).refusal is None
+    assert plan(llmd(spec=spec), Observed(), SETTINGS).refusal is None, "a claim that is not there yet"
+
+
 def test_foreign_objects_of_our_name_stop_everything() -> None:
     theirs = {"metadata": {"name": "chat", "ownerReferences": [{"uid": "other", "controller": True}]}}
     made = plan(llmd(), Observed(children={"Service": theirs}), SETTINGS)

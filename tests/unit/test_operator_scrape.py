@@ -3,13 +3,14 @@
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 
 import aiohttp
 import pytest
 from aiohttp import web
 
 from pagefleet_operator.errors import ScrapeError
-from pagefleet_operator.metrics_text import FAMILIES, FIRST_TOKEN, parse_sample
+from pagefleet_operator.metrics_text import DOWNLOAD_FAMILIES, FAMILIES, FIRST_TOKEN, parse_sample
 from pagefleet_operator.scrape import Scraper, Target
 from pagefleet_operator.settings import ScrapeSettings
 from support.operator_objects import metrics_text
@@ -81,6 +82,41 @@ async def scrape(handler: Handler) -> Scraper:
     async with pod(handler) as target, aiohttp.ClientSession() as session:
         await scraper.scrape(session, [target])
     return scraper
+
+
+DOWNLOADING = "pagefleet_model_download_bytes 42\npagefleet_model_download_total_bytes 100\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        (DOWNLOADING, 42),
+        (DOWNLOADING.replace("42", "100"), None),
+        (DOWNLOADING.replace("42", "0").replace("100", "0"), None),
+        (DOWNLOADING.replace("42", "nan"), None),
+        (DOWNLOADING.replace("42", "-1"), None),
+        (DOWNLOADING.replace("100", "1e300"), None),
+        ("<html>", None),
+        ("", None),
+    ],
+)
+async def test_a_starting_pod_is_asked_for_its_download_alone_and_is_never_a_failure(
+    text: str, want: int | None
+) -> None:
+    asked: list[list[str]] = []
+
+    async def answer(request: web.Request) -> web.Response:
+        asked.append(request.query.getall("name[]"))
+        return web.Response(text=text)
+
+    scraper = Scraper(SETTINGS, clock=lambda: 100.0)
+    async with pod(answer) as target, aiohttp.ClientSession() as session:
+        await scraper.scrape(session, [replace(target, is_ready=False)])
+        assert asked == [list(DOWNLOAD_FAMILIES)]
+        assert scraper.progress.get("uid") == want
+        await scraper.scrape(session, [])
+    assert scraper.progress == {}
+    assert scraper.failures == {}
 
 
 async def test_a_round_gives_a_sample_and_asks_only_for_what_it_needs() -> None:

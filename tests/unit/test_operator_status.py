@@ -13,8 +13,8 @@ from pagefleet_operator.errors import SpecError
 from pagefleet_operator.forecast import start_seconds
 from pagefleet_operator.history import History
 from pagefleet_operator.latency import Histogram, Latencies
-from pagefleet_operator.model import parse
 from pagefleet_operator.objective import Verdict
+from pagefleet_operator.parsing import parse
 from pagefleet_operator.plan import Observed, Plan
 from pagefleet_operator.pods import parse_pod
 from pagefleet_operator.settings import ChildSettings
@@ -41,6 +41,7 @@ def facts(
     samples: dict[str, Any] | None = None,
     silent: dict[str, str] | None = None,
     status: dict[str, Any] | None = None,
+    progress: dict[str, int] | None = None,
     **fields: Any,
 ) -> Facts:
     made = llmd(spec=spec or {}, status=status)
@@ -49,6 +50,7 @@ def facts(
         pods=tuple(parse_pod(body) for body in bodies),
         samples=samples or {},
         silent=silent or {},
+        progress=progress or {},
     )
     return Facts(llmd=made, observed=observed, plan=fields.pop("plan", Plan()), **fields)
 
@@ -83,8 +85,23 @@ CASES = [
     ),
     Case(
         "crash loop",
-        facts(pod_body("a", ready=False, waiting=("CrashLoopBackOff", "back-off"), last_exit=(3, "no model"))),
+        facts(pod_body("a", ready=False, waiting=("CrashLoopBackOff", "back-off"), last_exit=(1, "no port"))),
         *("NoReadyReplicas", "Starting", "CrashLoop", "Degraded"),
+    ),
+    Case(
+        "no such model",
+        facts(pod_body("a", ready=False, waiting=("CrashLoopBackOff", "back-off"), last_exit=(3, "no model"))),
+        *("NoReadyReplicas", "Starting", "ModelUnusable", "Degraded"),
+    ),
+    Case(
+        "a download",
+        facts(pod_body("a", ready=False), progress={"a": 42}),
+        *("NoReadyReplicas", "Downloading", "AsExpected", "Starting"),
+    ),
+    Case(
+        "a spec that may not run here",
+        facts(pod_body("a"), plan=Plan(refusal=("CacheNotShared", "the claim c has ReadWriteOnce"))),
+        *("ReplicasReady", "Complete", "CacheNotShared", "Degraded"),
     ),
     Case(
         "crashed once and running again",
@@ -213,6 +230,18 @@ def test_only_what_differs_is_written_and_numbers_can_wait() -> None:
     assert difference(last, last) == {}
 
 
+def test_a_download_is_shown_and_its_progress_alone_is_not_urgent() -> None:
+    starting = pod_body("a", ready=False)
+    before = render(facts(starting, progress={"a": 41}), History(), [], NOW)
+    assert before["pods"][0]["progress"] == "Downloading 41 %"
+    (progressing,) = [item for item in before["conditions"] if item["type"] == "Progressing"]
+    assert progressing["message"] == "0 of 1 replicas are ready, 1 download the model: 41 %"
+    after = render(facts(starting, progress={"a": 42}, status=before), History(), [], NOW + 60)
+    patch = difference(after, before)
+    assert set(patch) == {"conditions", "pods"}
+    assert not is_urgent(patch, before)
+
+
 def test_an_invalid_spec_keeps_the_rest_of_the_status() -> None:
     body = llmd_body(spec={"replicas": -1}, generation=4, status={"ready": "1/1", "conditions": []})
     with pytest.raises(SpecError) as error:
@@ -255,11 +284,11 @@ def test_events_are_said_on_turns_only() -> None:
     assert list(transitions({}, starting)) == []
     ready = render(facts(pod_body("a"), status=starting), History(), [], NOW)
     assert [item.reason for item in transitions(starting, ready)] == ["Available"]
-    crashed_pod = pod_body("a", ready=False, waiting=("CrashLoopBackOff", ""), last_exit=(3, "no model"))
+    crashed_pod = pod_body("a", ready=False, waiting=("CrashLoopBackOff", ""), last_exit=(1, "no port"))
     crashed = render(facts(crashed_pod, status=ready), History(), [], NOW)
     said = list(transitions(ready, crashed))
     assert [(item.reason, item.warning) for item in said] == [("NoReadyReplicas", True), ("CrashLoop", True)]
-    assert said[1].message == "pod a: exit code 3: no model"
+    assert said[1].message == "pod a: exit code 1: no port"
     assert [item.reason for item in transitions(crashed, ready)] == ["Available", "Recovered"]
     assert list(transitions(ready, ready)) == []
 

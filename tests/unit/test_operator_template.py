@@ -6,7 +6,7 @@ import pytest
 
 from pagefleet_operator.builders import deployment, service
 from pagefleet_operator.errors import SpecError
-from pagefleet_operator.model import parse
+from pagefleet_operator.parsing import parse
 from pagefleet_operator.settings import ChildSettings
 from support.operator_objects import llmd, llmd_body
 

@@ -115,6 +115,7 @@ def builtin_resources() -> tuple[Resource, ...]:
           categories=("all",)),
         b("discovery.k8s.io/v1", "endpointslices", "EndpointSlice"),
         b("coordination.k8s.io/v1", "leases", "Lease"),
+        b("networking.k8s.io/v1", "networkpolicies", "NetworkPolicy", short="netpol"),
         b("policy/v1", "poddisruptionbudgets", "PodDisruptionBudget", short="pdb", has_status=True),
         b(_RBAC, "roles", "Role"),
         b(_RBAC, "rolebindings", "RoleBinding"),
