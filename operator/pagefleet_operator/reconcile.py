@@ -284,8 +284,8 @@ class ObjectLoop:
             outcome = await apply.apply_children(
                 context.api, intended, observed, memory.ledger, context.settings.reconcile, now
             )
-        except ApiError as error:
             removed = await apply.remove_children(context.api, llmd, intended, observed, memory.ledger)
+        except ApiError as error:
             memory.apply_failures += 1
             if error.is_transient and memory.apply_failures < PATIENCE:
                 raise
@@ -295,9 +295,9 @@ class ObjectLoop:
         memory.apply_failures = 0
         for child in outcome.bodies:
             context.store.put(child["kind"], child)
-        for repair in outcome.repairs:
         for kind, child in zip(intended.removals, removed, strict=True):
             context.store.drop(kind, child)
+        for repair in outcome.repairs:
             who = ", ".join(repair.managers) or "someone"
             await context.recorder.record(
                 llmd,
