@@ -3,6 +3,7 @@
 Format: https://github.com/ggml-org/ggml/blob/master/docs/gguf.md (versions 2 and 3, little-endian).
 """
 
+import math
 import mmap
 import struct
 from collections.abc import Callable, Mapping
@@ -39,7 +40,7 @@ _SCALARS: Mapping[int, struct.Struct] = {
 _STRING, _ARRAY = 8, 9
 _U32, _U64 = _SCALARS[4], _SCALARS[10]
 
-_TENSOR_BLOCKS: Mapping[int, tuple[int, int]] = {
+TENSOR_BLOCKS: Mapping[int, tuple[int, int]] = {
     0: (1, 4),  # F32
     1: (1, 2),  # F16
     2: (32, 18),  # Q4_0
@@ -47,14 +48,35 @@ _TENSOR_BLOCKS: Mapping[int, tuple[int, int]] = {
     6: (32, 22),  # Q5_0
     7: (32, 24),  # Q5_1
     8: (32, 34),  # Q8_0
+    9: (32, 40),  # Q8_1
     10: (256, 84),  # Q2_K
     11: (256, 110),  # Q3_K
     12: (256, 144),  # Q4_K
     13: (256, 176),  # Q5_K
     14: (256, 210),  # Q6_K
+    15: (256, 292),  # Q8_K
+    16: (256, 66),  # IQ2_XXS
+    17: (256, 74),  # IQ2_XS
+    18: (256, 98),  # IQ3_XXS
+    19: (256, 50),  # IQ1_S
+    20: (32, 18),  # IQ4_NL
+    21: (256, 110),  # IQ3_S
+    22: (256, 82),  # IQ2_S
+    23: (256, 136),  # IQ4_XS
+    24: (1, 1),  # I8
+    25: (1, 2),  # I16
+    26: (1, 4),  # I32
+    27: (1, 8),  # I64
+    28: (1, 8),  # F64
+    29: (256, 56),  # IQ1_M
     30: (1, 2),  # BF16
+    34: (256, 54),  # TQ1_0
+    35: (256, 66),  # TQ2_0
+    39: (32, 17),  # MXFP4
+    40: (64, 36),  # NVFP4
+    41: (128, 18),  # Q1_0
 }
-"""ggml type -> (elements, bytes) of one block; for types not listed only the start of the tensor is checked."""
+"""ggml type -> (elements, bytes) of one block. A tensor of any other type is refused: its size cannot be told."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,10 +186,18 @@ class _Reader:
             dims = tuple(self._number(_U64) for _ in range(num_dims))
             kind = self._number(_U32)
             offset = self._number(_U64)
-            elements = 1
-            for dim in dims:
-                elements *= dim
-            per_block, block_bytes = _TENSOR_BLOCKS.get(kind, (1, 0))
+            if kind not in TENSOR_BLOCKS:
+                raise ModelError(
+                    f"{self._path}: tensor {name[:80]} has ggml type {kind}, which is not known; fetch the model in "
+                    "another quantisation"
+                )
+            per_block, block_bytes = TENSOR_BLOCKS[kind]
+            elements = math.prod(dims)
+            if not dims or elements == 0 or dims[0] % per_block:
+                raise ModelError(
+                    f"{self._path}: tensor {name[:80]} of shape {list(dims)} is not made of blocks of {per_block}; the "
+                    "file is damaged"
+                )
             last = max(last, offset + elements // per_block * block_bytes)
             found.append((name, dims, kind, offset))
         start = -(-self._at // alignment) * alignment

@@ -27,7 +27,7 @@ def assert_same_weights(got: torch.nn.Module, want: torch.nn.Module) -> None:
         assert torch.equal(have[name], tensor), name
 
 
-@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1"])
+@pytest.mark.parametrize("kind", ["F32", "F16", "BF16", "Q8_0", "Q4_0", "Q4_1", "Q5_0", "Q5_1", "MXFP4"])
 @pytest.mark.parametrize("tied", [True, False])
 def test_weights_are_what_was_written(tmp_path: Path, kind: str, tied: bool) -> None:
     path, written = tiny_llama_gguf(tmp_path / "m.gguf", tied=tied, kind=kind)
