@@ -130,6 +130,8 @@ class HttpSettings:
     """File with one API key a line, read again when it changes. Without: everybody may ask."""
     cors_allow_origins: str = ""
     """Origins of web pages that may call the API from a browser, separated by commas, or *. Empty: none."""
+    web_page: bool = True
+    """Serve the built-in page at /: a chat and live figures. Off: / is 404 as any other path."""
     otlp_endpoint: Annotated[str, Meta(pattern=r"^https?://[^\s/?#]+$")] | None = None
     """Traces are sent to this OpenTelemetry collector (OTLP over HTTP), such as http://collector:4318. Needs the extra
     pagefleet[otel]. None: no traces."""

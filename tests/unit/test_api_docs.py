@@ -5,7 +5,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from pagefleet_server.api.app import make_routes
+from pagefleet_server.api.app import make_page_routes, make_routes
 from pagefleet_server.api.openapi import make_openapi
 from pagefleet_server.api.protocol.chat import ChatBody
 from pagefleet_server.api.protocol.completions import CompletionBody
@@ -43,8 +43,8 @@ def test_the_document_has_every_public_path() -> None:
 
 
 def test_the_docs_name_every_route() -> None:
-    for route in make_routes(""):
-        path = route.path.replace("{model:.+}", "NAME")
+    for route in [*make_routes(""), *make_page_routes("")]:
+        path = route.path.replace("{model:.+}", "NAME").replace("{file}", "FILE")
         assert f"`{route.method} {path}`" in section("Routes"), path
 
 

@@ -7,7 +7,7 @@ from collections.abc import Awaitable, Callable
 
 from aiohttp import web
 
-from pagefleet_server.api import chat_route, completion_route, embedding_route, status_routes, text_routes
+from pagefleet_server.api import chat_route, completion_route, embedding_route, page_routes, status_routes, text_routes
 from pagefleet_server.api.answering import OUTCOME, USAGE
 from pagefleet_server.api.errors import ApiError, ErrorBody, QuotaError, RefusedError, TornBodyError, UnauthorizedError
 from pagefleet_server.api.generation import Usage
@@ -23,8 +23,8 @@ CLIENT_GONE_STATUS = 499
 """In the access log only: the client closed the connection before the answer."""
 PROBES = frozenset({"/livez", "/readyz", "/startupz", "/health", "/metrics"})
 """Need no key, and are logged at debug level: they come every few seconds."""
-KEYLESS = PROBES | {"/drain"}
-"""/drain answers loopback peers only."""
+KEYLESS = PROBES | {"/drain", "/"}
+"""/drain looks at its caller itself. The page is the same for everybody; what it asks for needs a key."""
 
 
 def make_app(service: Service) -> web.Application:
@@ -37,6 +37,8 @@ def make_app(service: Service) -> web.Application:
     app.on_response_prepare.append(set_headers)
     for prefix in dict.fromkeys(("", http.root_path)):
         app.add_routes(make_routes(prefix))
+        if http.web_page:
+            app.add_routes(make_page_routes(prefix))
     return app
 
 
@@ -59,6 +61,14 @@ def make_routes(prefix: str) -> list[web.RouteDef]:
         web.get(f"{prefix}/startupz", status_routes.get_startupz),
         web.get(f"{prefix}/metrics", status_routes.get_metrics),
         web.post(f"{prefix}/drain", status_routes.post_drain),
+    ]
+
+
+def make_page_routes(prefix: str) -> list[web.RouteDef]:
+    """The built-in page."""
+    return [
+        web.get(f"{prefix}/", page_routes.get_page),
+        web.get(f"{prefix}/ui/{{file}}", page_routes.get_page),
     ]
 
 
@@ -163,7 +173,8 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
 async def check_key(request: web.Request, handler: Handler) -> web.StreamResponse:
     """Paths that are not there need a key, too: nothing can be learned without one. What a key may send is limited."""
     service = request.app[SERVICE]
-    if service.keys is None or name_route(request) in KEYLESS:
+    route = name_route(request)
+    if service.keys is None or route in KEYLESS or route.startswith("/ui/"):
         return await handler(request)
     tenant = service.keys.identify(request.headers.get("Authorization"))
     if tenant is None:
