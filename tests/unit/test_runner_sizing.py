@@ -8,7 +8,7 @@ from pagefleet_kernels.reference import ReferenceBackend
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.dtype import cpu_has_bfloat16, resolve_device, resolve_dtype
 from pagefleet_server.models.probe import LayerSpec
-from pagefleet_server.runner import host_memory
+from pagefleet_server import host_memory
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.kv_memory import DEFAULT_CPU_BYTES, KVPlan, allocate_kv, plan_kv
 from pagefleet_server.settings import CacheSettings

@@ -129,6 +129,7 @@ def _ready(runner: Runner) -> Ready:
         attention_backend=runner.attention_backend,
         start_seconds=dict(runner.start_seconds),
         linear_backend=runner.linear_backend,
+        pooling=runner.pooling,
     )
 
 

@@ -1,7 +1,7 @@
 """What the loop needs of a runner. The real one is in pagefleet_server.runner."""
 
 from collections.abc import Callable, Mapping, Sequence
-from typing import Protocol
+from typing import Literal, Protocol
 
 from pagefleet_server.core.step import SchedulerOutput, StepResult
 from pagefleet_server.settings import EngineSettings
@@ -40,6 +40,10 @@ class Runner(Protocol):
     @property
     def linear_backend(self) -> str:
         """Name for the metrics."""
+
+    @property
+    def pooling(self) -> Literal["last", "mean"] | None:
+        """The kind of embeddings that it makes; None: texts."""
 
     @property
     def start_seconds(self) -> Mapping[str, float]:

@@ -5,43 +5,17 @@ function; there is no global state. The mask registry knows no mask for our name
 and windows are the context's duty.
 """
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field
-from types import MappingProxyType
-from typing import Protocol
-
 import torch
 from transformers import AttentionInterface
 
 from pagefleet_server.model_errors import ModelRefused
+from pagefleet_server.models.layer_call import AttentionContext as AttentionContext
+from pagefleet_server.models.layer_call import LayerCall as LayerCall
 
 IMPLEMENTATION = "pagefleet_paged"
 """The name under which our function is registered."""
 CONTEXT_ARGUMENT = "paged_context"
 """Keyword argument of the model's call that carries the step's AttentionContext."""
-
-
-@dataclass(frozen=True, slots=True)
-class LayerCall:
-    """How one layer calls attention."""
-
-    layer_index: int
-    scale: float
-    """Factor on the scores."""
-    sliding_window: int | None
-    """Keys k with position - k < window are seen; None: all."""
-    softcap: float | None
-    sinks: torch.Tensor | None
-    """[Hq]: one logit per head that joins the softmax; None: none."""
-    unknown: Mapping[str, object] = field(default_factory=lambda: MappingProxyType({}))
-    """Keyword arguments that we do not know and that are not None: the gate refuses a model that passes any."""
-
-
-class AttentionContext(Protocol):
-    """What a step's layers do with their rows."""
-
-    def attend(self, call: LayerCall, query: torch.Tensor, key: torch.Tensor, value: torch.Tensor) -> torch.Tensor:
-        """query [T, Hq, D], key [T, Hkv, D] (after RoPE), value [T, Hkv, Dv] -> [T, Hq, Dv]."""
 
 
 HARMLESS_ARGUMENTS = frozenset(
@@ -90,7 +64,7 @@ def paged_attention_forward(
     unknown = {name: value for name, value in kwargs.items() if value is not None and name not in HARMLESS_ARGUMENTS}
     if attention_mask is not None:
         unknown["attention_mask"] = attention_mask
-    if kwargs.get("is_causal") is False:
+    if kwargs.get("is_causal") is False or getattr(module, "is_causal", True) is False:
         unknown["is_causal"] = False
     call = LayerCall(
         layer_index=layer_index,

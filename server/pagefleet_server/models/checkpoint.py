@@ -1,16 +1,14 @@
 """What lies at the model's path: checked in milliseconds, before anything heavy is imported or read."""
 
-import json
-import struct
 from dataclasses import dataclass
 from pathlib import Path
 
 from pagefleet_server.gguf_metadata import GGUFMetadata, read_gguf_metadata
 from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.safetensors_table import read_tensor_table
 from pagefleet_server.tokenizer import read_json
 
-MAX_HEADER_BYTES = 100 * 1024 * 1024
-"""The safetensors format's own bound."""
+INDEX = "model.safetensors.index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,8 +34,7 @@ def open_checkpoint(model: str, *, need_weights: bool = True) -> Checkpoint:
             raise ModelError(f"{path}: holds no config.json; give a Hugging Face model directory or a .gguf file")
         read_json(path / "config.json")
         if need_weights:
-            for file in _weight_files(path):
-                _check_safetensors(file)
+            _check_weights(path)
         return Checkpoint(directory=path, gguf_file=None, gguf=None)
     if not path.exists():
         raise ModelError(f"{path}: no such file or directory; give a Hugging Face model directory or a .gguf file")
@@ -46,15 +43,10 @@ def open_checkpoint(model: str, *, need_weights: bool = True) -> Checkpoint:
     return Checkpoint(directory=path.parent, gguf_file=path.name, gguf=read_gguf_metadata(path))
 
 
-def _weight_files(path: Path) -> list[Path]:
-    index = path / "model.safetensors.index.json"
-    if index.is_file():
-        weights = read_json(index).get("weight_map")
-        if not isinstance(weights, dict) or not weights:
-            raise ModelError(f"{index}: has no weight_map; fetch it again")
-        files = [path / str(name) for name in sorted(set(weights.values()))]
-    else:
-        files = [path / "model.safetensors"]
+def weight_files(path: Path) -> list[Path]:
+    """The safetensors files of a directory, all of them there. Raises ModelError naming the first that is not."""
+    weights = _weight_map(path)
+    files = [path / name for name in sorted(set(weights.values()))] or [path / "model.safetensors"]
     for file in files:
         if not file.is_file():
             pickled = any(path.glob("pytorch_model*.bin"))
@@ -63,21 +55,23 @@ def _weight_files(path: Path) -> list[Path]:
     return files
 
 
-def _check_safetensors(file: Path) -> None:
-    """Header readable, and the file as long as the header says."""
-    size = file.stat().st_size
-    try:
-        with file.open("rb") as stream:
-            head = stream.read(8)
-            length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
-            if not 2 <= length <= min(MAX_HEADER_BYTES, size):
-                raise ModelError(f"{file}: is truncated or no safetensors file ({size} bytes); fetch it again")
-            header = json.loads(stream.read(length))
-            ends = [entry["data_offsets"][1] for name, entry in header.items() if name != "__metadata__"]
-    except OSError as error:
-        raise ModelError(f"{file}: cannot be read ({error.strerror or error}); check the path") from error
-    except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-        raise ModelError(f"{file}: its header is damaged; fetch it again") from error
-    needed = 8 + length + max(ends, default=0)
-    if size < needed:
-        raise ModelError(f"{file}: is truncated: {size} bytes, {needed} needed; fetch it again")
+def _weight_map(path: Path) -> dict[str, str]:
+    """Tensor -> file, by the index; {} without one."""
+    index = path / INDEX
+    if not index.is_file():
+        return {}
+    weights = read_json(index).get("weight_map")
+    if not isinstance(weights, dict) or not weights:
+        raise ModelError(f"{index}: has no weight_map; fetch it again")
+    for name in weights.values():
+        if not isinstance(name, str) or Path(name).name != name:
+            raise ModelError(f"{index}: names {str(name)[:100]!r}, which is no file beside it; fetch it again")
+    return weights
+
+
+def _check_weights(path: Path) -> None:
+    """Every file whole, and every tensor of the index in its file."""
+    tables = {file.name: read_tensor_table(file) for file in weight_files(path)}
+    for tensor, name in _weight_map(path).items():
+        if tensor not in tables[name]:
+            raise ModelError(f"{path / name}: holds no tensor {tensor[:200]}, which {INDEX} says; fetch both again")

@@ -3,17 +3,20 @@
 Only files whose every key and tensor is understood come this way; anything else goes through transformers.
 """
 
+import math
 import mmap
 from collections.abc import Iterator, Mapping
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 import torch
-from gguf import GGML_QUANT_SIZES, GGMLQuantizationType
-from gguf.quants import dequantize
-from transformers import LlamaConfig
 
-from pagefleet_server.gguf_metadata import GGUFMetadata, GGUFTensor
+from pagefleet_server.gguf_metadata import TENSOR_BLOCKS, GGUFMetadata, GGUFTensor
 from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.gguf_blocks import dequantize
+
+if TYPE_CHECKING:
+    from transformers import LlamaConfig
 
 _LAYER = {
     "attn_norm": "input_layernorm",
@@ -50,8 +53,18 @@ _KEYS = frozenset(
 """Keys below `llama.` that we understand; RoPE scaling, experts and the like are not among them."""
 
 
-def llama_config(metadata: GGUFMetadata) -> LlamaConfig | None:
+def llama_config(metadata: GGUFMetadata) -> "LlamaConfig | None":
     """The configuration of a plain Llama file; None when the file holds anything that we do not understand."""
+    values = llama_values(metadata)
+    if values is None:
+        return None
+    from transformers import LlamaConfig
+
+    return LlamaConfig(**values)  # type: ignore[arg-type]
+
+
+def llama_values(metadata: GGUFMetadata) -> dict[str, object] | None:
+    """What config.json of a plain Llama file would hold; None when it holds anything that we do not understand."""
     values = {key.removeprefix("llama."): value for key, value in metadata.values.items() if key.startswith("llama.")}
     if metadata.get_str("general.architecture") != "llama" or not values.keys() <= _KEYS:
         return None
@@ -69,41 +82,61 @@ def llama_config(metadata: GGUFMetadata) -> LlamaConfig | None:
     if {number("attention.value_length", head_dim), number("rope.dimension_count", head_dim)} != {head_dim}:
         return None
     embedding = metadata.tensors.get("token_embd.weight")
-    config = LlamaConfig(
-        vocab_size=number("vocab_size", embedding.dims[-1] if embedding is not None else None),
-        hidden_size=hidden,
-        intermediate_size=number("feed_forward_length"),
-        num_hidden_layers=number("block_count"),
-        num_attention_heads=heads,
-        num_key_value_heads=number("attention.head_count_kv", heads),
-        head_dim=head_dim,
-        max_position_embeddings=number("context_length"),
-        rms_norm_eps=_number(values.get("attention.layer_norm_rms_epsilon"), 1e-5),
-        rope_parameters={"rope_type": "default", "rope_theta": _number(values.get("rope.freq_base"), 10000.0)},
-        tie_word_embeddings="output.weight" not in metadata.tensors,
-        bos_token_id=metadata.get_int("tokenizer.ggml.bos_token_id"),
-        eos_token_id=metadata.get_int("tokenizer.ggml.eos_token_id"),
-    )
-    names = set(_names(config.num_hidden_layers))
+    layers = number("block_count")
+    names = set(_names(layers))
     found = set(metadata.tensors)
-    return config if names - _OPTIONAL <= found <= names else None
+    if not names - _OPTIONAL <= found <= names:
+        return None
+    return {
+        "vocab_size": number("vocab_size", embedding.dims[-1] if embedding is not None else None),
+        "hidden_size": hidden,
+        "intermediate_size": number("feed_forward_length"),
+        "num_hidden_layers": layers,
+        "num_attention_heads": heads,
+        "num_key_value_heads": number("attention.head_count_kv", heads),
+        "head_dim": head_dim,
+        "max_position_embeddings": number("context_length"),
+        "rms_norm_eps": _number(values.get("attention.layer_norm_rms_epsilon"), 1e-5),
+        "rope_parameters": {"rope_type": "default", "rope_theta": _number(values.get("rope.freq_base"), 10000.0)},
+        "tie_word_embeddings": "output.weight" not in metadata.tensors,
+        "bos_token_id": metadata.get_int("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": metadata.get_int("tokenizer.ggml.eos_token_id"),
+    }
 
 
-def llama_state(metadata: GGUFMetadata, config: LlamaConfig, dtype: torch.dtype) -> dict[str, torch.Tensor]:
+def llama_state(metadata: GGUFMetadata, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Every parameter in dtype, dequantised one by one: the peak is the result plus one tensor in float32."""
-    state: dict[str, torch.Tensor] = {}
-    with metadata.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-        for name, module in _names(config.num_hidden_layers).items():
-            tensor = metadata.tensors.get(name)
-            if tensor is None:
-                continue
-            weight = _read(data, tensor, name, metadata)
-            if ".attn_q." in name:
-                weight = _unpermute(weight, config.num_attention_heads)
-            elif ".attn_k." in name:
-                weight = _unpermute(weight, config.num_key_value_heads or config.num_attention_heads)
-            state[f"{module}.weight"] = weight.to(dtype)
-    return state
+    tensors = LlamaTensors(metadata)
+    return {name: tensors.read(name).to(dtype) for name in tensors.shapes()}
+
+
+class LlamaTensors:
+    """The tensors of a file that llama_values understands, by transformers' names."""
+
+    def __init__(self, metadata: GGUFMetadata) -> None:
+        values = llama_values(metadata)
+        if values is None:
+            raise ModelError(f"{metadata.path}: is no plain Llama file")
+        layers = cast(int, values["num_hidden_layers"])
+        self._metadata = metadata
+        self._heads = {".attn_q.": cast(int, values["num_attention_heads"])}
+        self._heads[".attn_k."] = cast(int, values["num_key_value_heads"])
+        places = _names(layers).items()
+        self._names = {f"{module}.weight": name for name, module in places if name in metadata.tensors}
+
+    def shapes(self) -> Mapping[str, tuple[int, ...]]:
+        """Of every tensor, in torch's order of dimensions."""
+        return {module: self._metadata.tensors[name].dims[::-1] for module, name in self._names.items()}
+
+    def read(self, module: str) -> torch.Tensor:
+        """float32, dequantised, in transformers' order of rows."""
+        name = self._names[module]
+        with self._metadata.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+            weight = _read(data, self._metadata.tensors[name], name, self._metadata)
+        for part, heads in self._heads.items():
+            if part in name:
+                return _unpermute(weight, heads)
+        return weight
 
 
 def _names(num_layers: int) -> Mapping[str, str]:
@@ -121,20 +154,28 @@ def _names(num_layers: int) -> Mapping[str, str]:
 
 def _read(data: mmap.mmap, tensor: GGUFTensor, name: str, metadata: GGUFMetadata) -> torch.Tensor:
     """float32, in torch's order of dimensions."""
+    per_block, block_bytes = TENSOR_BLOCKS[tensor.kind]
+    num_bytes = math.prod(tensor.dims) // per_block * block_bytes
+    # A copy of its own: the mapping is closed before the tensor dies.
+    raw = torch.frombuffer(bytearray(data[tensor.offset : tensor.offset + num_bytes]), dtype=torch.uint8)
     try:
-        kind = GGMLQuantizationType(tensor.kind)
-        per_block, block_bytes = GGML_QUANT_SIZES[kind]
-        shape = tensor.dims[::-1]
-        row_bytes = shape[-1] // per_block * block_bytes
-        rows = int(np.prod(shape[:-1], dtype=np.int64))
-        raw = np.frombuffer(data, dtype=np.uint8, count=rows * row_bytes, offset=tensor.offset)
-        values = dequantize(raw.reshape(rows, row_bytes), kind)
-        # A copy of its own: the mapping is closed before the tensor dies.
-        return torch.from_numpy(np.array(values, dtype=np.float32)).reshape(shape)
-    except (ValueError, KeyError, NotImplementedError) as error:
+        values = dequantize(tensor.kind, raw)
+        if values is None:
+            values = _dequantize_rare(tensor.kind, raw.view(-1, block_bytes))
+        return values.reshape(tensor.dims[::-1])
+    except (ValueError, RuntimeError, NotImplementedError) as error:
         raise ModelError(
-            f"{metadata.path}: tensor {name} of ggml type {tensor.kind} cannot be read: {error}"
+            f"{metadata.path}: tensor {name} of ggml type {tensor.kind} cannot be read: {str(error)[:200]}; fetch the "
+            "model in another quantisation"
         ) from error
+
+
+def _dequantize_rare(kind: int, blocks: torch.Tensor) -> torch.Tensor:
+    """Types that few files have: uint8 [N, bytes of a block] -> float32, by the gguf package, which is slower."""
+    from gguf import GGMLQuantizationType
+    from gguf.quants import dequantize as dequantize_slowly
+
+    return torch.from_numpy(np.array(dequantize_slowly(blocks.numpy(), GGMLQuantizationType(kind)), dtype=np.float32))
 
 
 def _unpermute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:

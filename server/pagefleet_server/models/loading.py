@@ -1,13 +1,14 @@
 """From a path to a model that runs on paged attention."""
 
 import inspect
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
 import torch
 import transformers
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     GgufConfig,
     LlamaConfig,
@@ -16,15 +17,20 @@ from transformers import (
     PreTrainedModel,
 )
 
-from pagefleet_server.model_errors import ModelError, ModelRefused
+from pagefleet_server.model_errors import ModelError, ModelRefused, ModelUnverified
 from pagefleet_server.models import attention_hook
 from pagefleet_server.models.checkpoint import Checkpoint, open_checkpoint
 from pagefleet_server.models.dtype import resolve_device, resolve_dtype
+from pagefleet_server.models.eos import eos_token_ids
 from pagefleet_server.models.gate import check_config, check_module
 from pagefleet_server.models.gguf_llama import llama_config, llama_state
 from pagefleet_server.models.paged_model import PagedModel
+from pagefleet_server.models.pooling import pooling_of
+from pagefleet_server.models.verification import distrust, verify
+from pagefleet_server.models.weight_memory import check_weights_fit, weight_bytes
 from pagefleet_server.settings import ModelSettings
-from pagefleet_server.tokenizer import read_json
+
+AutoClass = type[AutoModel] | type[AutoModelForCausalLM]
 
 
 def load_model(settings: ModelSettings) -> PagedModel:
@@ -39,25 +45,41 @@ def load_model(settings: ModelSettings) -> PagedModel:
     attention_hook.register()
     try:
         config = _load_config(checkpoint)
-        check_config(config)
+        _check_architecture(config, trust=settings.trust_unverified_model)
         dtype = resolve_dtype(settings.dtype, _checkpoint_dtype(checkpoint, config), device)
-        module = _random_module(config, dtype) if dummy else _load_module(checkpoint, config, dtype)
+        pooling = pooling_of(settings)
+        auto_class = AutoModelForCausalLM if pooling is None else AutoModel
+        needed = _random_bytes(auto_class, config, dtype) if dummy else weight_bytes(checkpoint, dtype)
+        check_weights_fit(checkpoint.path, needed, dtype, device)
+        module = (
+            _random_module(auto_class, config, dtype) if dummy else _load_module(auto_class, checkpoint, config, dtype)
+        )
         torch.nn.Module.to(module, device)
         torch.nn.Module.eval(module).requires_grad_(False)
         layers = check_module(module)
     except ModelRefused as error:
-        raise ModelRefused(f"{checkpoint.path}: cannot be served: {error}") from error
+        raise type(error)(f"{checkpoint.path}: cannot be served: {error}") from error
     text = config.get_text_config(decoder=True)
     return PagedModel(
         module=module,
         layers=layers,
         vocab_size=int(text.vocab_size),
         max_positions=_max_positions(text),
-        eos_token_ids=_eos_token_ids(checkpoint, text),
+        eos_token_ids=eos_token_ids(checkpoint, getattr(text, "eos_token_id", None)),
         dtype=dtype,
         device=device,
         keeps_logit_rows="logits_to_keep" in inspect.signature(module.forward).parameters,
+        pooling=pooling,
     )
+
+
+def _check_architecture(config: PreTrainedConfig, *, trust: bool) -> None:
+    try:
+        check_config(config)
+    except ModelUnverified as error:
+        distrust(error, trust=trust)
+        return
+    verify(config, trust=trust)
 
 
 def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
@@ -67,7 +89,7 @@ def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
         return direct
     try:
         config = AutoConfig.from_pretrained(checkpoint.directory, local_files_only=True, **extra)
-    except (ValueError, KeyError, OSError, TypeError) as error:
+    except Exception as error:  # foreign code over a foreign file: whatever it raises means the same
         raise ModelError(f"{checkpoint.path}: its configuration is not understood: {str(error)[:300]}") from error
     if not isinstance(config, PreTrainedConfig):
         raise ModelError(f"{checkpoint.path}: its configuration is not understood: got {type(config).__name__}")
@@ -76,35 +98,73 @@ def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
     return config
 
 
-def _load_module(checkpoint: Checkpoint, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _load_module(
+    auto_class: AutoClass, checkpoint: Checkpoint, config: PreTrainedConfig, dtype: torch.dtype
+) -> PreTrainedModel:
     common: dict[str, Any] = {
         "config": config,
         "local_files_only": True,
         "dtype": dtype,
         "attn_implementation": attention_hook.IMPLEMENTATION,
+        # Both are told below, by name, instead of a random tensor or a bare "sizes differ".
+        "output_loading_info": True,
+        "ignore_mismatched_sizes": True,
     }
     module: object
     try:
         if checkpoint.gguf is None:
-            module = AutoModelForCausalLM.from_pretrained(checkpoint.directory, **common)
-        elif isinstance(config, LlamaConfig) and llama_config(checkpoint.gguf) is not None:
-            state = llama_state(checkpoint.gguf, config, dtype)
-            module = LlamaForCausalLM.from_pretrained(None, state_dict=state, **common)
+            module, told = auto_class.from_pretrained(checkpoint.directory, **common)
+        elif (
+            auto_class is AutoModelForCausalLM
+            and isinstance(config, LlamaConfig)
+            and llama_config(checkpoint.gguf) is not None
+        ):
+            state = llama_state(checkpoint.gguf, dtype)
+            module, told = LlamaForCausalLM.from_pretrained(None, state_dict=state, **common)
         else:
             plain = GgufConfig(dequantize=True)
-            module = AutoModelForCausalLM.from_pretrained(
+            module, told = auto_class.from_pretrained(
                 checkpoint.directory, gguf_file=checkpoint.gguf_file, quantization_config=plain, **common
             )
-    except (ValueError, KeyError, OSError, TypeError, RuntimeError, ImportError) as error:
+    except Exception as error:  # as above
         raise ModelError(f"{checkpoint.path}: cannot be loaded: {str(error)[:300]}") from error
+    _check_complete(checkpoint, told)
     return _module(module)
 
 
-def _random_module(config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
+def _check_complete(checkpoint: Checkpoint, told: Mapping[str, Collection[object]]) -> None:
+    """transformers fills what a checkpoint lacks with random numbers; nobody would notice but by the answers."""
+    missing = sorted(str(name) for name in told.get("missing_keys", ()))
+    if missing:
+        more = f" and {len(missing) - 3} more" if len(missing) > 3 else ""
+        raise ModelError(
+            f"{checkpoint.path}: holds no weights for {', '.join(missing[:3])}{more}; fetch it again, with the "
+            "configuration that belongs to it"
+        )
+    for entry in told.get("mismatched_keys", ()):
+        name, found, want = entry if isinstance(entry, tuple) else (entry, "?", "?")
+        raise ModelError(
+            f"{checkpoint.path}: tensor {name} has shape {_shape(found)}, by the configuration it has {_shape(want)}; "
+            "fetch it again, with the configuration that belongs to it"
+        )
+
+
+def _shape(value: object) -> str:
+    return str(list(value)) if isinstance(value, Iterable) and not isinstance(value, str) else str(value)
+
+
+def _random_bytes(auto_class: AutoClass, config: PreTrainedConfig, dtype: torch.dtype) -> int:
+    """Of the weights that _random_module would make."""
+    with torch.device("meta"):
+        module = auto_class.from_config(config, dtype=dtype)  # type: ignore[no-untyped-call]
+    return sum(parameter.nbytes for parameter in _module(module).parameters())
+
+
+def _random_module(auto_class: AutoClass, config: PreTrainedConfig, dtype: torch.dtype) -> PreTrainedModel:
     """Weights from the configuration alone, the same in every process."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
-        module = AutoModelForCausalLM.from_config(  # type: ignore[no-untyped-call]
+        module = auto_class.from_config(  # type: ignore[no-untyped-call]
             config, dtype=dtype, attn_implementation=attention_hook.IMPLEMENTATION
         )
     return _module(module)
@@ -135,18 +195,3 @@ def _max_positions(text: PreTrainedConfig) -> int:
     if isinstance(rope, dict) and rope.get("rope_type") in ("dynamic", "longrope") and isinstance(original, int):
         return min(limit, original)
     return limit
-
-
-def _eos_token_ids(checkpoint: Checkpoint, text: PreTrainedConfig) -> tuple[int, ...]:
-    """generation_config.json, else the configuration; for .gguf files their metadata. Sorted, without doubles."""
-    if checkpoint.gguf is not None:
-        keys = ("tokenizer.ggml.eos_token_id", "tokenizer.ggml.eot_token_id")
-        return _ids(checkpoint.gguf.get_int(key) for key in keys)
-    value = read_json(checkpoint.directory / "generation_config.json").get("eos_token_id")
-    if value is None:
-        value = getattr(text, "eos_token_id", None)
-    return _ids(value if isinstance(value, list) else [value])
-
-
-def _ids(values: Iterable[object]) -> tuple[int, ...]:
-    return tuple(sorted({value for value in values if isinstance(value, int) and not isinstance(value, bool)}))

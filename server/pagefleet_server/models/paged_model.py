@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from pagefleet_server.models.attention_hook import CONTEXT_ARGUMENT, AttentionContext
 from pagefleet_server.models.packed_linears import PackedLinear
+from pagefleet_server.models.pooling import Pooling
 from pagefleet_server.models.probe import LayerSpec
 
 
@@ -26,6 +27,13 @@ class PagedModel:
     device: torch.device
     keeps_logit_rows: bool
     """The module computes the logits of chosen rows only."""
+    pooling: Pooling | None = None
+    """The module gives hidden states for embeddings, and no logits; None: logits."""
+
+    @property
+    def executor(self) -> str:
+        """See models.executor."""
+        return "transformers"
 
     @property
     def num_weight_bytes(self) -> int:
@@ -33,6 +41,18 @@ class PagedModel:
         tensors = [*self.module.parameters(), *self.module.buffers()]
         packed = sum(child.num_bytes for child in self.module.modules() if isinstance(child, PackedLinear))
         return packed + sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
+
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
+        """token_ids and positions int64 [T] -> the last layer's states, normed, [T, H] in the model's dtype; only for a
+        model with `pooling`."""
+        output = self.module(
+            input_ids=token_ids.unsqueeze(0),
+            position_ids=positions.unsqueeze(0),
+            use_cache=False,
+            **{CONTEXT_ARGUMENT: context},
+        )
+        states: torch.Tensor = output.last_hidden_state[0]
+        return states
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext, logit_rows: torch.Tensor

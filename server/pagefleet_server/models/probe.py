@@ -1,23 +1,10 @@
 """A dry run: one short prompt through every layer, recording how each calls attention."""
 
-from dataclasses import dataclass
-
 import torch
 
 from pagefleet_server.model_errors import ModelRefused
-from pagefleet_server.models.attention_hook import LayerCall
-
-
-@dataclass(frozen=True, slots=True)
-class LayerSpec:
-    """What one layer's KV cache must hold, and what its attention does."""
-
-    num_q_heads: int
-    num_kv_heads: int
-    head_dim: int
-    """Width of a K row, elements."""
-    v_head_dim: int
-    sliding_window: int | None
+from pagefleet_server.models.layer_call import LayerCall
+from pagefleet_server.models.layer_spec import LayerSpec as LayerSpec
 
 
 class ProbeContext:

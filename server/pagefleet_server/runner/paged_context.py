@@ -8,12 +8,12 @@ import torch
 from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, KVCache
 from pagefleet_kernels.batch import AttentionBatch
-from pagefleet_server.models.attention_hook import LayerCall
+from pagefleet_server.models.layer_call import LayerCall
 
 
 @dataclass(frozen=True, slots=True)
 class PagedContext:
-    """An AttentionContext (see models.attention_hook) over one batch, checked before it gets here."""
+    """An AttentionContext (see models.layer_call) over one batch, checked before it gets here."""
 
     backend: Backend
     caches: Sequence[KVCache]
