@@ -13,6 +13,7 @@ from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, KVCache
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
+from pagefleet_server import host_memory
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult
 from pagefleet_server.model_errors import ModelError
@@ -20,13 +21,14 @@ from pagefleet_server.models.gate import check_module
 from pagefleet_server.models.loading import load_model
 from pagefleet_server.models.packed_linears import pack_linears
 from pagefleet_server.models.paged_model import PagedModel
-from pagefleet_server.runner import host_memory
+from pagefleet_server.models.pooling import Pooling
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.flat_batch import flatten
 from pagefleet_server.runner.grammars import Grammars, load_in_background
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, kv_shape, plan_kv
 from pagefleet_server.runner.logprobs import score_prompts
 from pagefleet_server.runner.paged_context import PagedContext
+from pagefleet_server.runner.pooling import pool_rows
 from pagefleet_server.runner.sampler import sample
 from pagefleet_server.settings import EngineSettings
 
@@ -78,6 +80,11 @@ class Runner:
         return self.model.vocab_size
 
     @property
+    def pooling(self) -> Pooling | None:
+        """The kind of embeddings that it makes; None: texts."""
+        return self.model.pooling
+
+    @property
     def attention_backend(self) -> str:
         """Name of the kernel backend."""
         return self.backend.name
@@ -92,6 +99,8 @@ class Runner:
             for cache in self.caches:
                 ops.copy_blocks(self.backend, cache, step.copies)
         context = PagedContext(self.backend, self.caches, batch.attention)
+        if self.pooling is not None:
+            return pool_rows(self.model.hidden(batch.token_ids, batch.positions, context), step)
         logits = self.model.forward(batch.token_ids, batch.positions, context, batch.logit_rows)
         scores, unscored = score_prompts(logits, batch.scores)
         if batch.draws_from is not None:
@@ -217,5 +226,6 @@ def one_row(*, start: int, count: int, block_size: int) -> SchedulerOutput:
         block_ids=tuple(range(1, blocks + 1)),
         sample=True,
         sampling=SamplingParams(max_tokens=1, temperature=0.0),
+        pooled_rows=range(count),
     )
     return SchedulerOutput(scheduled=(request,), num_decodes=1 if count == 1 else 0, num_tokens=count)
