@@ -76,7 +76,7 @@ def test_only_folders_differ(case: str, pod: Object, tmp_path: Path) -> None:
     settings = NodeSettings("n", tmp_path / "node", tmp_path / "shared")
     folder = ContainerFolder(tmp_path / "node" / "c")
     folder.work.mkdir(parents=True)
-    volumes = prepare_volumes(facts, tmp_path / "node" / "volumes", settings.shared_directory, {})
+    volumes = prepare_volumes(facts, tmp_path / "node" / "volumes", settings.shared_directory)
     [container] = pod["spec"]["containers"]
     local = build_command(container, facts, settings=settings, folder=folder, volumes=volumes, gpu_ids=())
 
@@ -107,7 +107,7 @@ def test_files_are_where_the_arguments_say(tmp_path: Path) -> None:
     settings = NodeSettings("n", tmp_path / "node", tmp_path / "shared")
     folder = ContainerFolder(tmp_path / "c")
     folder.work.mkdir(parents=True)
-    volumes = prepare_volumes(facts, tmp_path / "volumes", settings.shared_directory, {})
+    volumes = prepare_volumes(facts, tmp_path / "volumes", settings.shared_directory)
     [container] = pod["spec"]["containers"]
     argv = build_command(container, facts, settings=settings, folder=folder, volumes=volumes, gpu_ids=()).argv
     assert Path(argv[argv.index("--api-key-file") + 1]).read_text() == "k"

@@ -2,7 +2,8 @@
 
 `embedded` always. `real` when KUBEBUILDER_ASSETS (or envtest's default folder) holds kube-apiserver and etcd, or when
 PAGEFLEET_CONTRACT_KUBECONFIG names a kubeconfig: the suite makes and deletes namespaces and a CRD there, so it never
-takes KUBECONFIG by itself."""
+takes KUBECONFIG by itself. Beside the two binaries run the local controllers, and for garbage and namespaces
+kube-controller-manager if it is there too, else a stand-in."""
 
 import asyncio
 import contextlib
@@ -15,9 +16,10 @@ import threading
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from ssl import CERT_NONE, create_default_context
+from typing import TypeVar
 
 import yaml
 
@@ -27,10 +29,12 @@ from pagefleet_localcluster.client import Client
 from pagefleet_localcluster.controllers.manager import ControllerManager
 from pagefleet_localcluster.kubeconfig import Kubeconfig
 from pagefleet_localcluster.launcher import ClusterSettings, LocalCluster
+from support.housekeeping import keep_house
 from support.localapi import TOKEN, VIEWER_TOKEN
 
 ENVTEST_FOLDER = Path("/usr/local/kubebuilder/bin")
 _START_SECONDS = 60.0
+T = TypeVar("T")
 
 
 def real_binaries() -> Path | None:
@@ -39,10 +43,14 @@ def real_binaries() -> Path | None:
     return folder if (folder / "kube-apiserver").exists() and (folder / "etcd").exists() else None
 
 
+def is_foreign() -> bool:
+    """Whether the real server is one that we did not start."""
+    return bool(os.environ.get("PAGEFLEET_CONTRACT_KUBECONFIG"))
+
+
 def target_names() -> list[str]:
     """The targets of this run."""
-    real = os.environ.get("PAGEFLEET_CONTRACT_KUBECONFIG") or real_binaries()
-    return ["embedded", "real"] if real else ["embedded"]
+    return ["embedded", "real"] if is_foreign() or real_binaries() else ["embedded"]
 
 
 @contextlib.contextmanager
@@ -51,93 +59,99 @@ def target(name: str, folder: Path) -> Iterator[Kubeconfig]:
     if name == "embedded":
         with embedded_cluster() as found:
             yield found
-        return
-    given = os.environ.get("PAGEFLEET_CONTRACT_KUBECONFIG")
-    if given:
-        yield Kubeconfig.load(given)
-        return
-    binaries = real_binaries()
-    assert binaries is not None
-    with _real_cluster(binaries, folder) as path:
-        yield Kubeconfig.load(path)
+    elif is_foreign():
+        yield Kubeconfig.load(os.environ["PAGEFLEET_CONTRACT_KUBECONFIG"])
+    else:
+        binaries = real_binaries()
+        assert binaries is not None
+        with _real_cluster(binaries, folder) as path:
+            kubeconfig = Kubeconfig.load(path)
+            with _in_thread(lambda: _control_plane(kubeconfig, house=not has_own_collector(binaries))):
+                yield kubeconfig
+
+
+def has_own_collector(binaries: Path) -> bool:
+    """Whether Kubernetes' controller manager is there, to collect garbage and to end namespaces."""
+    return (binaries / "kube-controller-manager").exists()
 
 
 @contextlib.contextmanager
 def embedded_cluster(*, controllers: bool = True) -> Iterator[Kubeconfig]:
     """The embedded API and the local controllers, in a thread of their own."""
-    started: list[Kubeconfig] = []
-    failures: list[BaseException] = []
-    ready, stop = threading.Event(), threading.Event()
 
-    async def serve(claims: Path) -> None:
+    @contextlib.asynccontextmanager
+    async def serve() -> AsyncIterator[Kubeconfig]:
         server = ApiServer("127.0.0.1", 0, TOKEN, users={VIEWER_TOKEN: User("viewer")})
         await server.start()
         kubeconfig = Kubeconfig(server.url, TOKEN)
         try:
-            async with (
-                Client(kubeconfig, user_agent="kube-controller-manager") as client,
-                Client(kubeconfig, user_agent="kube-scheduler") as scheduler,
-            ):
-                manager = ControllerManager(
-                    client, rng=random.Random(1), claims_directory=claims, scheduler_client=scheduler
-                )
-                task = asyncio.create_task(manager.run()) if controllers else None
-                started.append(kubeconfig)
-                ready.set()
-                while not stop.is_set():
-                    await asyncio.sleep(0.02)
-                    if task is not None and task.done():
-                        task.result()
-                if task is not None:
-                    task.cancel()
-                    await asyncio.gather(task, return_exceptions=True)
+            async with contextlib.AsyncExitStack() as stack:
+                if controllers:
+                    await stack.enter_async_context(_control_plane(kubeconfig))
+                yield kubeconfig
         finally:
             await server.stop()
 
+    with _in_thread(serve) as found:
+        yield found
+
+
+@contextlib.contextmanager
+def whole_cluster(folder: Path) -> Iterator[Path]:
+    """A whole local cluster with one process node, in a thread of its own; yields its kubeconfig."""
+    with _in_thread(lambda: LocalCluster(ClusterSettings(folder))):
+        yield folder / "kubeconfig"
+
+
+@contextlib.asynccontextmanager
+async def _control_plane(kubeconfig: Kubeconfig, *, house: bool = False) -> AsyncIterator[None]:
+    """The local controllers on any API server; `house`: also what an API server alone does not do."""
+    async with (
+        Client(kubeconfig, user_agent="kube-controller-manager") as client,
+        Client(kubeconfig, user_agent="kube-scheduler") as scheduler,
+    ):
+        with tempfile.TemporaryDirectory() as claims:
+            manager = ControllerManager(
+                client, rng=random.Random(1), claims_directory=Path(claims), scheduler_client=scheduler
+            )
+            async with asyncio.TaskGroup() as group:
+                tasks = [group.create_task(manager.run())]
+                if house:
+                    tasks.append(group.create_task(keep_house(client)))
+                yield
+                for task in tasks:
+                    task.cancel()
+
+
+@contextlib.contextmanager
+def _in_thread(context: Callable[[], contextlib.AbstractAsyncContextManager[T]]) -> Iterator[T]:
+    """Holds an async context open on an event loop in a thread of its own."""
+    started: list[T] = []
+    failures: list[BaseException] = []
+    ready, stop = threading.Event(), threading.Event()
+
+    async def hold() -> None:
+        async with context() as value:
+            started.append(value)
+            ready.set()
+            await asyncio.to_thread(stop.wait)
+
     def run() -> None:
         try:
-            with tempfile.TemporaryDirectory() as claims:
-                asyncio.run(serve(Path(claims)))
+            asyncio.run(hold())
         except BaseException as error:
             failures.append(error)
             raise
         finally:
             ready.set()
 
-    thread = threading.Thread(target=run, name="embedded cluster")
+    thread = threading.Thread(target=run, name="cluster")
     thread.start()
     try:
         ready.wait()
         if not started:
-            raise RuntimeError(f"the embedded cluster did not start: {failures}")
+            raise RuntimeError(f"the cluster did not start: {failures}")
         yield started[0]
-    finally:
-        stop.set()
-        thread.join()
-
-
-@contextlib.contextmanager
-def whole_cluster(folder: Path) -> Iterator[Path]:
-    """A whole local cluster with one process node, in a thread of its own; yields its kubeconfig."""
-    ready, stop = threading.Event(), threading.Event()
-
-    async def serve() -> None:
-        async with LocalCluster(ClusterSettings(folder)) as cluster:
-            assert cluster.kubeconfig_path.exists()
-            ready.set()
-            await asyncio.to_thread(stop.wait)
-
-    def run() -> None:
-        try:
-            asyncio.run(serve())
-        finally:
-            ready.set()
-
-    thread = threading.Thread(target=run, name="whole cluster")
-    thread.start()
-    try:
-        ready.wait()
-        yield folder / "kubeconfig"
     finally:
         stop.set()
         thread.join()
@@ -181,12 +195,22 @@ def _real_cluster(binaries: Path, folder: Path) -> Iterator[Path]:
         ],
     ]
     processes: list[subprocess.Popen[bytes]] = []
+
+    def start(*command: str) -> None:
+        with (folder / f"{Path(command[0]).name}.log").open("wb") as log:
+            processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+
     try:
-        for index, command in enumerate(commands):
-            with (folder / f"{index}.log").open("wb") as log:
-                processes.append(subprocess.Popen(command, stdout=log, stderr=log))
+        for command in commands:
+            start(*command)
         _wait_ready(f"https://127.0.0.1:{port}/readyz", processes)
-        yield _write_kubeconfig(folder, port)
+        kubeconfig = _write_kubeconfig(folder, port)
+        if has_own_collector(binaries):
+            chosen = "garbage-collector-controller,namespace-controller"
+            manager = str(binaries / "kube-controller-manager")
+            start(manager, f"--kubeconfig={kubeconfig}", f"--controllers={chosen}", "--leader-elect=false",
+                  "--secure-port=0", "--use-service-account-credentials=false")  # fmt: skip
+        yield kubeconfig
     finally:
         for process in reversed(processes):
             process.terminate()

@@ -72,7 +72,10 @@ class Api:
         **query: str,
     ) -> Answer:
         """One request; `body` may be text or anything that JSON can hold."""
-        headers = {"Accept": accept, "Authorization": f"Bearer {token or self.token}", "User-Agent": agent}
+        bearer = self.token if token is None else token
+        headers = {"Accept": accept, "User-Agent": agent}
+        if bearer:
+            headers["Authorization"] = f"Bearer {bearer}"
         data: io.BytesIO | None = None
         if body is not None:
             headers["Content-Type"] = content_type
@@ -174,7 +177,8 @@ DEPLOYMENTS = "/apis/apps/v1/namespaces/default/deployments"
 
 def llmd(name: str, **spec: Any) -> Json:
     """A valid custom object."""
-    return {"metadata": {"name": name}, "spec": {"model": {"source": "file:///models/m"}} | spec}
+    head = {"apiVersion": "pagefleet.dev/v1alpha1", "kind": "LLMDeployment", "metadata": {"name": name}}
+    return head | {"spec": {"model": {"source": "file:///models/m"}} | spec}
 
 
 def pod(name: str, *, node: str = "", **spec: Any) -> Json:

@@ -1,16 +1,22 @@
 """Label and field selectors."""
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
 from pagefleet_localcluster.api.errors import ApiError
+from pagefleet_localcluster.api.resources import Resource, builtin_resources
 from pagefleet_localcluster.api.selectors import (
     format_selector,
     parse_field_selector,
     parse_label_selector,
 )
 from pagefleet_localcluster.objects import selector_matches
+
+
+def resource(plural: str, **changes: Any) -> Resource:
+    return replace(next(r for r in builtin_resources() if r.plural == plural), **changes)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +80,7 @@ def test_selector_text_is_sorted_and_reads_back() -> None:
 
 
 def test_field_selector() -> None:
-    supported = frozenset({"spec.nodeName", "metadata.name", "spec.unschedulable"})
+    supported = resource("pods", fields=frozenset({"spec.nodeName", "spec.unschedulable"}))
     pod = {"metadata": {"name": "p"}, "spec": {"nodeName": "n", "unschedulable": True}}
     assert parse_field_selector("spec.nodeName=n,metadata.name!=q", supported).matches(pod)
     assert parse_field_selector("spec.unschedulable=true", supported).matches(pod)
@@ -85,5 +91,5 @@ def test_field_selector() -> None:
 @pytest.mark.parametrize("text", ["spec.replicas=1", "nonsense", "a=b=c"])
 def test_field_selector_refuses_what_it_cannot_select(text: str) -> None:
     with pytest.raises(ApiError) as caught:
-        parse_field_selector(text, frozenset({"metadata.name"}))
+        parse_field_selector(text, resource("configmaps"))
     assert caught.value.code == 400

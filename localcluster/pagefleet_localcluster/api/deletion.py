@@ -5,13 +5,14 @@ from typing import Any
 
 from pagefleet_localcluster.api import metadata
 from pagefleet_localcluster.api.cluster import Cluster
-from pagefleet_localcluster.api.errors import bad_request, conflict, not_found
+from pagefleet_localcluster.api.errors import Cause, bad_request, conflict, forbidden, invalid_options, not_found
 from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.api.store import Name, Stored, freeze
 from pagefleet_localcluster.api.strategies import strategy_of
 from pagefleet_localcluster.objects import format_time, parse_time
 
 Json = dict[str, Any]
+_IMMORTAL_NAMESPACES = ("default", "kube-system", "kube-public")
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 _POLICIES = {"Background": None, "Foreground": FOREGROUND, "Orphan": ORPHAN}
 
@@ -41,11 +42,14 @@ def parse_delete_options(body: Json, query: dict[str, str]) -> DeleteOptions:
     if policy is None:
         policy = "Orphan" if str(orphan).lower() == "true" else "Background"
     if policy not in _POLICIES:
-        raise bad_request(f'propagationPolicy "{policy}" must be one of {", ".join(_POLICIES)}')
+        text = f'Unsupported value: "{policy}": supported values: "Foreground", "Background", "Orphan", "nil"'
+        causes = [Cause(field="propagationPolicy", message=text, reason="FieldValueNotSupported")]
+        raise invalid_options("DeleteOptions", causes)
     try:
         seconds = None if grace is None else max(0, int(grace))
     except (TypeError, ValueError) as error:
-        raise bad_request(f"gracePeriodSeconds must be a whole number of seconds, it is {grace!r}") from error
+        text = "json: cannot unmarshal string into Go struct field DeleteOptions.gracePeriodSeconds of type int64"
+        raise bad_request(text) from error
     return DeleteOptions(
         grace_seconds=seconds,
         propagation=policy,
@@ -63,6 +67,8 @@ def delete(cluster: Cluster, resource: Resource, name: Name, options: DeleteOpti
     if stored is None:
         raise not_found(resource.plural, resource.group, name[1])
     _check_preconditions(resource, name, stored, options)
+    if resource.collection == ("", "namespaces") and name[1] in _IMMORTAL_NAMESPACES:
+        raise forbidden("namespaces", "", name[1], "this namespace may not be deleted")
     obj = stored.copy()
     meta = obj["metadata"]
     grace = _grace(resource, obj, options)
@@ -90,19 +96,18 @@ def delete(cluster: Cluster, resource: Resource, name: Name, options: DeleteOpti
 
 def _check_preconditions(resource: Resource, name: Name, stored: Stored, options: DeleteOptions) -> None:
     uid, version = stored.obj["metadata"]["uid"], str(stored.version)
-    kind = resource.kind if resource.custom else resource.plural
     if options.uid is not None and options.uid != uid:
         why = (
             f"the UID in the precondition ({options.uid}) does not match the UID in record ({uid}). "
             "The object might have been deleted and then recreated"
         )
-        raise conflict(kind, resource.group, name[1], why)
+        raise conflict(resource.kind, resource.group, name[1], why)
     if options.resource_version is not None and options.resource_version != version:
         why = (
             f"the ResourceVersion in the precondition ({options.resource_version}) does not match the ResourceVersion "
             f"in record ({version}). The object might have been modified"
         )
-        raise conflict(kind, resource.group, name[1], why)
+        raise conflict(resource.kind, resource.group, name[1], why)
 
 
 def _grace(resource: Resource, obj: Json, options: DeleteOptions) -> int:

@@ -104,6 +104,13 @@ def invalid(kind: str, group: str, name: str, causes: Sequence[Cause]) -> ApiErr
     return ApiError(422, "Invalid", f'{qualified(kind, group)} "{name}" is invalid: {text}', details=details)
 
 
+def invalid_options(kind: str, causes: Sequence[Cause]) -> ApiError:
+    """422: options of a request (ListOptions, DeleteOptions ...) that make no sense."""
+    error = invalid(kind, "meta.k8s.io", "", causes)
+    error.details = {key: value for key, value in (error.details or {}).items() if key != "name"}
+    return error
+
+
 def patch_rejected() -> ApiError:
     """422: a JSON patch whose test failed or whose path is missing (Kubernetes says no more than this)."""
     return ApiError(422, "Invalid", "the server rejected our request due to an error in our request", details={})

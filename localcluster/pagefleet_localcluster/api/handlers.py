@@ -13,7 +13,7 @@ from pagefleet_localcluster.api.errors import (
     ApiError,
     Cause,
     bad_request,
-    invalid,
+    invalid_options,
     method_not_allowed,
     not_found,
     unsupported_media_type,
@@ -29,6 +29,10 @@ JSON_PATCH, MERGE_PATCH = "application/json-patch+json", "application/merge-patc
 STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "application/apply-patch+yaml"
 _CUSTOM_PATCHES = (JSON_PATCH, MERGE_PATCH, APPLY_PATCH)
 _BUILTIN_PATCHES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
+
+SUMMARY_CHARS = 30
+MAX_SHOWN_CHARS = 10_000
+"""How much of a body that says not what it is an error shows."""
 
 
 class Handlers:
@@ -70,7 +74,7 @@ class Handlers:
             return _json(render(self._cluster, resource, stored, view))
         selection = reads.select(resource, target.namespace, dict(query))
         if query.get("watch", "").lower() in ("true", "1"):
-            reads.check_watch(self._cluster, dict(query))
+            reads.check_watch(query)
             return await stream_watch(request, self._cluster, selection, view)
         page = reads.list_objects(self._cluster, selection, query)
         return _json(render_list(self._cluster, resource, page.items, page.meta, view))
@@ -93,7 +97,14 @@ class Handlers:
         return self._answer(request, target, stored, options, 200)
 
     async def _object(self, request: web.Request, target: Target) -> Json:
-        return decode_object(await request.read(), request.headers.get("Content-Type", ""), target.resource.kind)
+        raw, kind = await request.read(), target.resource.kind
+        found = decode_object(raw, request.headers.get("Content-Type", ""), kind)
+        if target.resource.custom and not found.get("kind"):
+            text = raw.decode(errors="replace")
+            shown = text if len(text) <= SUMMARY_CHARS else f"{text[:SUMMARY_CHARS]} ..."
+            why = f"Object 'Kind' is missing in '{text[:MAX_SHOWN_CHARS]}' ({shown})"
+            raise bad_request(f"the object provided is unrecognized (must be of type {kind}): {why}")
+        return found
 
     async def _patch(self, request: web.Request, target: Target) -> web.Response:
         if not target.name:
@@ -105,9 +116,7 @@ class Handlers:
             if "fieldManager" not in request.query:
                 text = "Required value: is required for apply patch"
                 causes = [Cause(field="fieldManager", message=text, reason="FieldValueRequired")]
-                error = invalid("PatchOptions", "meta.k8s.io", "", causes)
-                error.details = {k: v for k, v in (error.details or {}).items() if k != "name"}
-                raise error
+                raise invalid_options("PatchOptions", causes)
             body = decode_object(await request.read(), media, resource.kind, (APPLY_PATCH,))
             stored, created = writes.apply(cluster, resource, target.key, body, options)
             return self._answer(request, target, stored, options, 201 if created else 200)
@@ -198,13 +207,14 @@ def write_options(request: web.Request, subresource: str = "") -> writes.WriteOp
     dry_run = query.getall("dryRun", [])
     causes = []
     if validation not in ("Strict", "Warn", "Ignore"):
-        text = f'Unsupported value: "{validation}": supported values: "Ignore", "Strict", "Warn"'
+        text = f'Unsupported value: "{validation}": supported values: "", "Ignore", "Strict", "Warn"'
         causes.append(Cause(field="fieldValidation", message=text, reason="FieldValueNotSupported"))
     if any(value != "All" for value in dry_run):
-        text = f'Unsupported value: "{dry_run[0]}": supported values: "All"'
+        text = f'Unsupported value: {json.dumps(dry_run)}: supported values: "All"'
         causes.append(Cause(field="dryRun", message=text, reason="FieldValueNotSupported"))
     if causes:
-        raise invalid("PatchOptions" if request.method == "PATCH" else "CreateOptions", "meta.k8s.io", "", causes)
+        kinds = {"PATCH": "PatchOptions", "PUT": "UpdateOptions"}
+        raise invalid_options(kinds.get(request.method, "CreateOptions"), causes)
     agent = request.headers.get("User-Agent", "").partition("/")[0]
     return writes.WriteOptions(
         manager=query.get("fieldManager") or agent or "unknown",

@@ -4,7 +4,7 @@ Pure: takes objects, returns objects and manager entries. Algorithm: structured-
 
 import copy
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from pagefleet_localcluster.api.errors import ApiError
@@ -96,6 +96,9 @@ def track_update(old: Json | None, new: Json, schema: Schema, writer: Writer) ->
         del new["metadata"]["managedFields"]  # how a client clears all ownership on purpose
         return
     entries = _read(old) if old is not None else {}
+    if old is not None and not entries:
+        new["metadata"].pop("managedFields", None)  # what nobody has ever owned is not tracked until it is applied
+        return
     change = _compare(old or {}, new, schema, writer)
     key = (writer.manager, writer.operation, writer.subresource)
     if change.written or change.removed:
@@ -124,6 +127,9 @@ def apply(live: Json | None, config: Json, schema: Schema, writer: Writer, *, fo
     field that would change, unless `force`."""
     base: Json = live if live is not None else {"metadata": {}}
     entries = _read(base)
+    if live is not None and not entries:
+        owned_before = _compare({}, live, schema, replace(writer, reset=frozenset())).written
+        entries["before-first-apply", "Update", ""] = _Entry(owned_before, writer.api_version, writer.now)
     key = (writer.manager, "Apply", writer.subresource)
     last = entries[key].fields if key in entries else set()
     reset = {"f:" + field for field in writer.reset}

@@ -4,7 +4,7 @@ from typing import Any
 
 from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.deletion import delete, parse_delete_options
-from pagefleet_localcluster.api.errors import ApiError, bad_request, conflict, not_found
+from pagefleet_localcluster.api.errors import ApiError, conflict, not_found
 from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.api.store import Name, Stored
 from pagefleet_localcluster.objects import labels_of, selector_matches
@@ -20,10 +20,10 @@ def success(code: int = 201) -> Json:
 
 def bind(cluster: Cluster, pods: Resource, name: Name, body: Json) -> Json:
     """Assigns a pod to a node. Raises ApiError 409 when it has one."""
-    pod = _pod(cluster, pods, name)
     node = (body.get("target") or {}).get("name")
     if not node:
-        raise bad_request("target.name of a Binding must name the node")
+        raise ApiError(500, "", "target.name: Required value")
+    pod = _pod(cluster, pods, name)
     obj = pod.copy()
     if obj["spec"].get("nodeName"):
         why = f'pod {name[1]} is already assigned to node "{obj["spec"]["nodeName"]}"'

@@ -22,6 +22,15 @@ class User:
     """`system:masters` may do everything."""
 
 
+ANONYMOUS = User("system:anonymous")
+"""Who shows no token."""
+
+
+def groups_of(user: User) -> tuple[str, ...]:
+    """The user's own groups and the one that everybody is in."""
+    return (*user.groups, "system:unauthenticated" if user is ANONYMOUS else "system:authenticated")
+
+
 @dataclass(frozen=True, kw_only=True)
 class Access:
     """What somebody wants to do."""
@@ -84,7 +93,7 @@ def _binds(binding: Json, user: User, namespace: str) -> bool:
         match subject.get("kind"):
             case "User" if name == user.name:
                 return True
-            case "Group" if name in (*user.groups, "system:authenticated"):
+            case "Group" if name in groups_of(user):
                 return True
             case "ServiceAccount":
                 if user.name == f"system:serviceaccount:{subject.get('namespace') or namespace}:{name}":

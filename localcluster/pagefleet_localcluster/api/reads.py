@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_localcluster.api.cluster import Cluster
-from pagefleet_localcluster.api.errors import ApiError, Cause, bad_request, expired, invalid
+from pagefleet_localcluster.api.errors import ApiError, Cause, bad_request, expired, invalid_options
 from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.api.selectors import Predicate, parse_field_selector, parse_label_selector, predicate
 from pagefleet_localcluster.api.store import Change, Name, Stored, freeze
@@ -45,8 +45,7 @@ class Selection:
 
 def select(resource: Resource, namespace: str, query: Mapping[str, str]) -> Selection:
     """Reads the selectors of a request. Raises ApiError 400."""
-    supported = resource.fields | {"metadata.name"} | ({"metadata.namespace"} if resource.namespaced else set())
-    fields = parse_field_selector(query.get("fieldSelector", ""), frozenset(supported))
+    fields = parse_field_selector(query.get("fieldSelector", ""), resource)
     labels = parse_label_selector(query.get("labelSelector", ""))
     return Selection(namespace=namespace, test=predicate(labels, fields), resource=resource)
 
@@ -76,6 +75,10 @@ def list_objects(cluster: Cluster, selection: Selection, query: Mapping[str, str
     version, start = cluster.store.version, ""
     token = query.get("continue", "")
     wanted = query.get("resourceVersion", "")
+    if query.get("resourceVersionMatch") and not wanted:
+        text = "Forbidden: resourceVersionMatch is forbidden unless resourceVersion is provided"
+        causes = [Cause(field="resourceVersionMatch", message=text, reason="FieldValueForbidden")]
+        raise invalid_options("ListOptions", causes)
     if token:
         if wanted not in ("", "0"):
             raise bad_request("specifying resource version is not allowed when using continue")
@@ -177,14 +180,14 @@ class WatchEvent:
     """The bookmark that ends the initial events of a watch list."""
 
 
-def check_watch(cluster: Cluster, query: Mapping[str, str]) -> None:
-    """Raises ApiError for options of a watch that contradict each other, and 504 for a version still to come."""
+def check_watch(query: Mapping[str, str]) -> None:
+    """Raises ApiError for options of a watch that contradict each other."""
     if query.get("sendInitialEvents") and query.get("resourceVersionMatch") != "NotOlderThan":
         text = "Forbidden: sendInitialEvents requires setting resourceVersionMatch to NotOlderThan"
         causes = [Cause(field="resourceVersionMatch", message=text, reason="FieldValueForbidden")]
-        raise invalid("ListOptions", "meta.k8s.io", "", causes)
+        raise invalid_options("ListOptions", causes)
     if query.get("resourceVersion"):
-        _check_future(cluster, parse_version(query["resourceVersion"]))
+        parse_version(query["resourceVersion"])
 
 
 async def watch(

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from pagefleet_localcluster.api.errors import bad_request
+from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.objects import labels_of, selector_matches
 
 Json = dict[str, Any]
@@ -57,14 +58,18 @@ class FieldSelector:
         return all((_field(obj, path) == value) is equal for path, value, equal in self.terms)
 
 
-def parse_field_selector(text: str, supported: frozenset[str]) -> FieldSelector:
+def parse_field_selector(text: str, resource: Resource) -> FieldSelector:
     """Reads `a.b=c,d!=e`. Raises ApiError 400 for a field that the resource cannot select on."""
+    supported = resource.fields | {"metadata.name"} | ({"metadata.namespace"} if resource.namespaced else set())
     terms = []
     for part in _split(text):
         match = _EQUAL.match(part)
         if not match:
             raise bad_request(f"invalid selector: '{part}'; can't understand '{part}'")
         if match["key"] not in supported:
+            if not resource.fields and not resource.custom:
+                known = 'only "metadata.name", "metadata.namespace"'
+                raise bad_request(f'"{match["key"]}" is not a known field selector: {known}')
             raise bad_request(f"field label not supported: {match['key']}")
         terms.append((match["key"], match["value"], match["op"] != "!="))
     return FieldSelector(tuple(terms))

@@ -22,7 +22,7 @@ from pagefleet_localcluster.api.errors import ApiError
 from pagefleet_localcluster.api.event_expiry import run_expiry
 from pagefleet_localcluster.api.handlers import Handlers
 from pagefleet_localcluster.api.journal import Journal
-from pagefleet_localcluster.api.rbac import ADMINISTRATORS, Access, User, verb_of
+from pagefleet_localcluster.api.rbac import ADMINISTRATORS, ANONYMOUS, Access, User, verb_of
 from pagefleet_localcluster.api.request_info import MAX_BODY_BYTES, Target, decode_object, parse_target
 from pagefleet_localcluster.api.store import Change, Collection
 from pagefleet_localcluster.kubeconfig import node_token
@@ -166,15 +166,18 @@ class ApiServer:
 
     async def _route(self, request: web.Request) -> web.StreamResponse:
         path, token = _split_token(request)
+        user = self._authenticate(token) if token else ANONYMOUS
         if path.startswith(_OPEN_PATHS):
             if path == "/version":
                 return web.json_response(discovery.VERSION)
             if path != "/livez" and not self.is_healthy():
                 raise ApiError(500, "InternalError", "a part of the API server has ended: see its log")
             return web.Response(text="ok")
-        user = self._authenticate(token)
         found = self._document(path, request.headers.get("Accept", ""))
         if found is not None:
+            if user is ANONYMOUS:
+                text = f'forbidden: User "{user.name}" cannot get path "{path}"'
+                raise ApiError(403, "Forbidden", text, details={})
             return found
         review = await self._review(request, path, user)
         if review is not None:
@@ -232,7 +235,7 @@ class ApiServer:
             return None
         body = decode_object(await request.read(), request.headers.get("Content-Type", ""), kind)
         spec = body.get("spec") or {}
-        status: Json = {"userInfo": {"username": user.name, "groups": [*user.groups, "system:authenticated"]}}
+        status: Json = {"userInfo": {"username": user.name, "groups": list(rbac.groups_of(user))}}
         if plural == "selfsubjectaccessreviews":
             status = {"allowed": rbac.is_allowed(self.cluster, user, _wanted_access(spec))}
         answer = {"kind": kind, "apiVersion": f"{parts[1]}/{parts[2]}", "metadata": {}}

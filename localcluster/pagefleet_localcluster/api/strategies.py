@@ -187,7 +187,11 @@ _STRATEGIES: dict[tuple[str, str], Strategy] = {
     ),
     ("discovery.k8s.io", "endpointslices"): Strategy(has_generation=True),
     ("apiextensions.k8s.io", "customresourcedefinitions"): Strategy(
-        prepare=prepare_crd, check=check_crd, has_generation=True, structs=("spec", "spec.names", "status")
+        prepare=prepare_crd,
+        check=check_crd,
+        has_generation=True,
+        returns_deleted=True,
+        structs=("spec", "spec.names", "status"),
     ),
 }
 _CUSTOM = Strategy(has_generation=True, structs=())

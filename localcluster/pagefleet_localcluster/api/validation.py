@@ -13,7 +13,7 @@ Schema = dict[str, Any]
 MAX_PATTERN_CACHE = 1024
 # Other keyed lists of built-in types may repeat a key: a second env entry of a name hides the first.
 _UNIQUE_BUILTINS = frozenset({"Container", "EphemeralContainer", "Volume", "VolumeMount", "ServicePort"})
-_QUANTITY_TEXT = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
+QUANTITY_TEXT = "quantities must match the regular expression '^([+-]?[0-9.]+)([eEinumkKMGTP]*[-+]?[0-9]*)$'"
 
 
 def validate(value: Any, schema: Schema, path: str = "") -> list[Cause]:
@@ -30,7 +30,7 @@ def _validate(value: Any, schema: Schema, path: str, causes: list[Cause]) -> Non
         causes.append(_type_fault(value, schema, path))
         return
     if schema.get("format") == "quantity" and not is_quantity(value):
-        text = f"Invalid value: {show(value)}: {_QUANTITY_TEXT}"
+        text = f"Invalid value: {show(value)}: {QUANTITY_TEXT}"
         causes.append(Cause(field=path, message=text, reason="FieldValueTypeInvalid"))
         return
     if "enum" in schema and value not in schema["enum"]:

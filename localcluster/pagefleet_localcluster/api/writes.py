@@ -22,7 +22,7 @@ from pagefleet_localcluster.api.resources import Resource
 from pagefleet_localcluster.api.schema import Schema, apply_defaults, drop_absent, prune
 from pagefleet_localcluster.api.store import Name, Stored, freeze
 from pagefleet_localcluster.api.strategies import strategy_of
-from pagefleet_localcluster.api.validation import show, validate
+from pagefleet_localcluster.api.validation import QUANTITY_TEXT, show, validate
 
 Json = dict[str, Any]
 UNCHECKED = Cause(
@@ -154,6 +154,9 @@ def patch(
 
 def apply(cluster: Cluster, resource: Resource, name: Name, config: Json, options: WriteOptions) -> tuple[Stored, bool]:
     """Server-side apply; whether it created the object comes second. Raises ApiError."""
+    if (config.get("apiVersion"), config.get("kind")) != (resource.api_version, resource.kind):
+        version, kind = str(config.get("apiVersion") or ""), config.get("kind") or ""
+        raise bad_request(f"invalid object type: {version if '/' in version else '/' + version}, Kind={kind}")
     obj = checked_body(resource, name[0], config)
     if obj["metadata"].get("managedFields") is not None:
         raise bad_request("metadata.managedFields must be nil")
@@ -190,10 +193,13 @@ def apply(cluster: Cluster, resource: Resource, name: Name, config: Json, option
 
 def checked_body(resource: Resource, namespace: str, body: Json) -> Json:
     """The body with its type, namespace and metadata right. Raises ApiError 400 when they contradict the path."""
-    version, kind = body.get("apiVersion"), body.get("kind")
-    if version and version != resource.api_version:
+    version, kind = body.get("apiVersion") or "", body.get("kind") or ""
+    if version != resource.api_version and (version or resource.custom):
         raise wrong_version(version, resource.api_version)
     if kind and kind != resource.kind:
+        if resource.custom:
+            fault = Cause(field="kind", message=f"Invalid value: {show(kind)}: must be {resource.kind}")
+            raise invalid(str(kind), resource.group, str((body.get("metadata") or {}).get("name", "")), [fault])
         text = f'{kind} in version "{resource.version}" cannot be handled as a {resource.kind}'
         raise bad_request(text)
     meta = body.get("metadata") or {}
@@ -232,7 +238,11 @@ def _check_namespace(cluster: Cluster, resource: Resource, namespace: str, name:
 def _check_version(resource: Resource, name: Name, obj: Json, stored: Stored) -> None:
     meta, old = obj["metadata"], stored.obj["metadata"]
     if meta.get("uid") and meta["uid"] != old["uid"]:
-        why = f"Precondition failed: UID in precondition: {meta['uid']}, UID in object meta: {old['uid']}"
+        key = "/".join(filter(None, ("/registry", resource.group if resource.custom else "", resource.plural, *name)))
+        why = (
+            f"StorageError: invalid object, Code: 4, Key: {key}, ResourceVersion: 0, AdditionalErrorMsg: Precondition "
+            f"failed: UID in precondition: {meta['uid']}, UID in object meta: {old['uid']}"
+        )
         raise conflict(resource.plural, resource.group, name[1], why)
     if meta.get("resourceVersion") and meta["resourceVersion"] != str(stored.version):
         raise conflict(resource.plural, resource.group, name[1])
@@ -273,6 +283,7 @@ def _normalise(cluster: Cluster, resource: Resource, obj: Json, old: Json | None
         )
     if options.field_validation != "Ignore":
         options.warnings += [f'unknown field "{path}"' for path in unknown]
+    options.warnings += metadata.merge_owners(obj)
     faults = [] if resource.custom else validate(obj, resource.schema)
     if any(cause.reason == "FieldValueTypeInvalid" for cause in faults):
         raise _undecodable(resource, faults)
@@ -287,8 +298,10 @@ def _normalise(cluster: Cluster, resource: Resource, obj: Json, old: Json | None
 def _undecodable(resource: Resource, faults: list[Cause]) -> ApiError:
     """400: a built-in object whose fields have the wrong types cannot even be read."""
     fault = next(cause for cause in faults if cause.reason == "FieldValueTypeInvalid")
-    text = f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {fault.message}'
-    return bad_request(text.replace("Invalid value: ", "json: cannot unmarshal ", 1))
+    why = fault.message.replace("Invalid value: ", "json: cannot unmarshal ", 1)
+    if QUANTITY_TEXT in why:
+        why = QUANTITY_TEXT
+    return bad_request(f'{resource.kind} in version "{resource.version}" cannot be handled as a {resource.kind}: {why}')
 
 
 def _written(resource: Resource, obj: Json, subresource: str) -> tuple[Json, Schema]:
@@ -302,11 +315,10 @@ def _written(resource: Resource, obj: Json, subresource: str) -> tuple[Json, Sch
 def _validate(resource: Resource, obj: Json, old: Json | None, subresource: str) -> None:
     causes = metadata.check(resource, obj, old)
     structural = validate(*_written(resource, obj, subresource))
-    causes += structural
     if resource.custom:
-        causes += _check_custom(resource, obj, old, structural)
-    elif not structural:
-        causes += strategy_of(resource).check(obj, old)
+        causes += structural + _check_custom(resource, obj, old, structural)
+    else:
+        causes += strategy_of(resource).check(obj, old) + structural
     if causes:
         raise invalid(resource.kind, resource.group, obj["metadata"]["name"], causes)
 

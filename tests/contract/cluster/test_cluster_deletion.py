@@ -92,10 +92,21 @@ async def test_an_object_whose_owner_never_was_is_collected(api: Api, namespace:
 @pytest.mark.recorded("delete/two controllers refused")
 async def test_one_controller_at_most(api: Api, namespace: str) -> None:
     owner = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "o", "uid": "u"}}
+    one = owner_reference(owner) | {"controller": True}
     body = config_map("m")
-    body["metadata"]["ownerReferences"] = [owner_reference(owner) | {"controller": True}] * 2
+    body["metadata"]["ownerReferences"] = [one, one | {"uid": "v"}]
     answer = await api.post(_maps(namespace), body)
     assert "Only one reference can have Controller set to true" in answer.message(422)
+
+
+async def test_the_same_owner_twice_is_one(api: Api, namespace: str) -> None:
+    owner = (await api.post(_maps(namespace), config_map("o"))).ok() | {"apiVersion": "v1", "kind": "ConfigMap"}
+    body = config_map("m")
+    body["metadata"]["ownerReferences"] = [owner_reference(owner)] * 2
+    created = await api.post(_maps(namespace), body)
+    assert created.ok()["metadata"]["ownerReferences"] == [owner_reference(owner)]
+    assert "contains duplicate entries" in created.headers["Warning"]
+    assert created.headers["Warning"].endswith(f'observed: {owner["metadata"]["uid"]}"')
 
 
 @pytest.mark.recorded("delete/precondition uid mismatch")
@@ -164,9 +175,16 @@ async def test_a_namespace_goes_when_all_that_it_holds_is_gone(api: Api) -> None
     await _gone(api, f"/api/v1/namespaces/{name}")
 
 
+async def test_some_namespaces_stay(api: Api) -> None:
+    for name in ("default", "kube-system", "kube-public"):
+        refused = await api.delete(f"/api/v1/namespaces/{name}", dryRun="All")
+        assert refused.message(403) == f'namespaces "{name}" is forbidden: this namespace may not be deleted'
+
+
 async def test_propagation_and_grace_must_make_sense(api: Api, namespace: str) -> None:
     (await api.post(_maps(namespace), config_map("m"))).ok()
-    for body in ({"propagationPolicy": "Sideways"}, {"gracePeriodSeconds": "soon"}):
-        answer = await api.delete(f"{_maps(namespace)}/m", body)
-        assert answer.status in (400, 422)
+    refused = await api.delete(f"{_maps(namespace)}/m", {"propagationPolicy": "Sideways"})
+    assert refused.message(422).startswith('DeleteOptions.meta.k8s.io "" is invalid: propagationPolicy: Unsupported')
+    refused = await api.delete(f"{_maps(namespace)}/m", {"gracePeriodSeconds": "soon"})
+    assert "gracePeriodSeconds of type int64" in refused.message(400)
     assert (await api.get(f"{_maps(namespace)}/m")).status == 200

@@ -44,10 +44,11 @@ async def test_the_api_owns_uid_times_and_versions(api: Api, namespace: str) -> 
     created = (await api.post(_maps(namespace), {"metadata": meta})).ok()["metadata"]
     assert created["uid"] != "mine"
     assert created["creationTimestamp"] > "2020"
-    assert "generation" not in created
-    changed = {"metadata": created | {"creationTimestamp": "2001-01-01T00:00:00Z"}, "data": {"a": "1"}}
+    assert created["generation"] == 7, "nobody counts the generations of a ConfigMap"
+    changed = {"metadata": created | {"creationTimestamp": "2001-01-01T00:00:00Z", "generation": 9}, "data": {"a": "1"}}
     after = (await api.put(f"{_maps(namespace)}/m", changed)).ok()["metadata"]
-    assert (after["uid"], after["creationTimestamp"]) == (created["uid"], created["creationTimestamp"])
+    fixed = ("uid", "creationTimestamp", "generation")
+    assert [after[name] for name in fixed] == [created[name] for name in fixed]
     assert int(after["resourceVersion"]) > int(created["resourceVersion"])
 
 
@@ -146,6 +147,28 @@ async def test_the_status_endpoint_of_a_custom_object_leaves_metadata_alone(api:
     assert "finalizers" not in after["metadata"]
 
 
+async def test_a_custom_object_says_what_it_is(api: Api, namespace: str) -> None:
+    """Built-in objects are understood without; clients that leave it out fail on real servers only."""
+    path, whole = _llmds(namespace), llmd("o")
+    for field in ("kind", "apiVersion"):
+        body = {key: value for key, value in whole.items() if key != field}
+        for answer in (await api.post(path, body), await api.put(f"{path}/o", body)):
+            answer.message(400)
+    assert (await api.post(path, body)).message(400) == (
+        "the API version in the data () does not match the expected API version (pagefleet.dev/v1alpha1)"
+    )
+    body = {key: value for key, value in whole.items() if key != "kind"}
+    start = "the object provided is unrecognized (must be of type LLMDeployment): Object 'Kind' is missing in '{"
+    message = (await api.post(path, body)).message(400)
+    assert message.startswith(start) and message.endswith('({"apiVersion": "pagefleet.dev/ ...)')
+    other = (await api.post(path, whole | {"kind": "Other"})).message(422)
+    assert other == 'Other.pagefleet.dev "o" is invalid: kind: Invalid value: "Other": must be LLMDeployment'
+    for config, shown in (({}, "/, Kind="), ({"kind": "ConfigMap"}, "/, Kind=ConfigMap"),
+                          ({"apiVersion": "v1", "kind": "Secret"}, "/v1, Kind=Secret")):  # fmt: skip
+        refused = await api.apply(f"{_maps(namespace)}/m", config)
+        assert refused.message(400) == f"invalid object type: {shown}"
+
+
 @pytest.mark.recorded("crd/unknown field, strict", "crd/unknown field, warn", "crd/defaults and pruning")
 async def test_unknown_fields_refuse_warn_or_vanish(api: Api, namespace: str) -> None:
     body = llmd("o", bogus=1)
@@ -212,7 +235,8 @@ async def test_versions_of_a_crd_show_the_same_object(api: Api, namespace: str) 
     (await api.post(CRDS, crd)).ok()
     root = "/apis/contract.pagefleet.dev"
     first, second = (f"{root}/{version}/namespaces/{namespace}/widgets" for version in ("v1alpha1", "v1"))
-    created = await api.until(lambda: api.post(first, llmd("w")), lambda answer: answer.status == 201)
+    body = llmd("w") | {"apiVersion": "contract.pagefleet.dev/v1alpha1", "kind": "Widget"}
+    created = await api.until(lambda: api.post(first, body), lambda answer: answer.status == 201)
     assert created.ok()["apiVersion"] == "contract.pagefleet.dev/v1alpha1"
     assert (await api.get(f"{second}/w")).ok()["apiVersion"] == "contract.pagefleet.dev/v1"
     [listed] = (await api.get(first)).ok()["items"]
@@ -234,7 +258,8 @@ async def test_a_crd_is_served_at_once_and_its_objects_go_with_it(api: Api, name
     crd["spec"] |= {"group": "contract.pagefleet.dev", "names": names}
     path = f"/apis/contract.pagefleet.dev/v1alpha1/namespaces/{namespace}/gadgets"
     (await api.post(CRDS, crd)).ok()
-    created = await api.until(lambda: api.post(path, llmd("g")), lambda answer: answer.status == 201)
+    body = llmd("g") | {"apiVersion": "contract.pagefleet.dev/v1alpha1", "kind": "Gadget"}
+    created = await api.until(lambda: api.post(path, body), lambda answer: answer.status == 201)
     assert created.ok()["kind"] == "Gadget"
     (await api.delete(f"{CRDS}/gadgets.contract.pagefleet.dev")).ok()
     await api.until(lambda: api.get(f"{path}/g"), lambda answer: answer.status == 404)

@@ -138,6 +138,8 @@ async def test_a_pod_is_bound_once(api: Api, namespace: str, node: str) -> None:
     bound = (await api.get(path)).ok()
     assert bound["spec"]["nodeName"] == node
     assert [c["type"] for c in bound["status"]["conditions"] if c["status"] == "True"] == ["PodScheduled"]
+    missing = await api.post(f"{path}/binding", {"metadata": {"name": "p"}})
+    assert missing.message(500) == "target.name: Required value"
     again = await api.post(f"{path}/binding", binding)
     assert f'is already assigned to node "{node}"' in again.message(409)
 
@@ -173,7 +175,6 @@ async def test_ports_of_a_service_need_names_when_there_are_several(api: Api, na
     assert "spec.ports[0].name: Required value" in message
 
 
-@pytest.mark.embedded_only("the counts are written by hand here; a real cluster's controller would overwrite them")
 async def test_an_eviction_spends_the_budget_and_is_refused_without(api: Api, namespace: str, node: str) -> None:
     budgets = f"/apis/policy/v1/namespaces/{namespace}/poddisruptionbudgets"
     for name in ("one", "two"):
@@ -208,8 +209,13 @@ async def test_a_quota_refuses_the_pod_that_exceeds_it(api: Api, namespace: str)
         body["spec"]["containers"][0]["resources"] = {"limits": {"nvidia.com/gpu": 1}}
         return body
 
+    quota = f"{_core(namespace, 'resourcequotas')}/q"
+    await api.until(lambda: api.get(quota), lambda a: a.body["status"].get("used") == {"requests.nvidia.com/gpu": "0"})
     (await api.post(_core(namespace, "pods"), gpu("one"))).ok()
-    answer = await api.post(_core(namespace, "pods"), gpu("two"))
+    await api.until(lambda: api.get(quota), lambda a: a.body["status"]["used"] == {"requests.nvidia.com/gpu": "1"})
+    answer = await api.until(  # a real server learns of the used amount a moment after it was stored
+        lambda: api.post(_core(namespace, "pods"), gpu("two"), dryRun="All"), lambda answer: answer.status == 403
+    )
     assert answer.message(403) == (
         'pods "two" is forbidden: exceeded quota: q, requested: requests.nvidia.com/gpu=1, '
         "used: requests.nvidia.com/gpu=1, limited: requests.nvidia.com/gpu=1"
