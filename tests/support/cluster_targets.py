@@ -76,12 +76,12 @@ def has_own_collector(binaries: Path) -> bool:
 
 
 @contextlib.contextmanager
-def embedded_cluster(*, controllers: bool = True) -> Iterator[Kubeconfig]:
-    """The embedded API and the local controllers, in a thread of their own."""
+def embedded_cluster(*, controllers: bool = True, clock: Callable[[], float] = time.time) -> Iterator[Kubeconfig]:
+    """The embedded API and the local controllers, in a thread of their own. `clock`: the API's, Unix seconds."""
 
     @contextlib.asynccontextmanager
     async def serve() -> AsyncIterator[Kubeconfig]:
-        server = ApiServer("127.0.0.1", 0, TOKEN, users={VIEWER_TOKEN: User("viewer")})
+        server = ApiServer("127.0.0.1", 0, TOKEN, users={VIEWER_TOKEN: User("viewer")}, clock=clock)
         await server.start()
         kubeconfig = Kubeconfig(server.url, TOKEN)
         try:
