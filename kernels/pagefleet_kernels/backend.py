@@ -85,3 +85,77 @@ class LinearPacker(Protocol):
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, out_dtype: torch.dtype | None = None
     ) -> LinearFunction | None:
         """weight [N, K] and bias [N] or None -> the linear, holding its own packed copy; None: no gain here."""
+
+
+class Program(Protocol):
+    """A step's ops, recorded once and run for any number of rows up to max_rows.
+
+    Every tensor that an op is given has max_rows rows and the program's dtype; a run works on the first rows of all.
+    Recording raises BackendUnavailable for what the backend cannot run this way.
+    """
+
+    max_rows: int
+
+    def buffer(self, width: int) -> torch.Tensor:
+        """Uninitialised [max_rows, width]."""
+
+    def linear(self, linear: LinearFunction, x: torch.Tensor, out: torch.Tensor) -> None:
+        """out [R, N] = linear(x [R, K]), packed by the same backend."""
+
+    def norm(
+        self,
+        x: torch.Tensor,
+        residual: torch.Tensor | None,
+        out: torch.Tensor | None,
+        weight: torch.Tensor | None,
+        *,
+        bias: torch.Tensor | None = None,
+        epsilon: float = 0.0,
+        weight_offset: float = 0.0,
+        centred: bool = False,
+        x_scale: float = 1.0,
+    ) -> None:
+        """h = residual + x * x_scale (residual becomes h, rounded; None: h = x); out = norm(h) * (weight +
+        weight_offset) + bias, RMS norm or (centred) LayerNorm; out None: only the sum."""
+
+    def rope_write_kv(
+        self,
+        query: torch.Tensor,
+        key: torch.Tensor,
+        value: torch.Tensor,
+        cache: KVCache,
+        turned: torch.Tensor,
+        *,
+        cos_sin: torch.Tensor,
+        query_norm: torch.Tensor | None = None,
+        key_norm: torch.Tensor | None = None,
+        epsilon: float = 0.0,
+        norm_offset: float = 0.0,
+    ) -> None:
+        """Norms per head, rotation, KV write; the turned query [R, Hq * D]. cos_sin fp32 [positions, rotary width]."""
+
+    def attention(
+        self,
+        query: torch.Tensor,
+        cache: KVCache,
+        out: torch.Tensor,
+        *,
+        scale: float,
+        sliding_window: int | None,
+        softcap: float | None,
+    ) -> None:
+        """Paged attention of query [R, Hq, D] into out [R, Hq * Dv]."""
+
+    def activate(self, x: torch.Tensor, out: torch.Tensor, *, activation: str, gated: bool) -> None:
+        """out [R, N] = activation(x[:, :N]) * x[:, N:], or activation(x) when not gated; silu or gelu_tanh."""
+
+    def run(self, batch: AttentionBatch, positions: torch.Tensor) -> None:
+        """All ops in order on the batch's rows; positions int64 [T]."""
+
+
+@runtime_checkable
+class ProgramMaker(Protocol):
+    """A backend that records programs. Optional."""
+
+    def program(self, *, dtype: torch.dtype, max_rows: int) -> Program:
+        """An empty one. Raises BackendUnavailable for a dtype that it does not hold."""

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 import torch
 
-from pagefleet_kernels.backend import Backend, KVCache, LinearFunction, LinearPacker
+from pagefleet_kernels.backend import Backend, KVCache, LinearFunction, LinearPacker, Program, ProgramMaker
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.checks import (
     check_batch,
@@ -28,6 +28,7 @@ __all__ = [
     "bytes_per_block",
     "check_batch",
     "copy_blocks",
+    "new_program",
     "pack_linear",
     "paged_attention",
     "write_kv",
@@ -164,3 +165,16 @@ def pack_linear(
     if not isinstance(backend, LinearPacker):
         return None
     return backend.pack_linear(weight, bias, out_dtype=out_dtype)
+
+
+def new_program(
+    backend: Backend, *, dtype: torch.dtype, device: torch.device, max_rows: int, plain: bool = False
+) -> Program:
+    """An empty program (see backend.Program): the backend's own, or, where it has none or plain is asked for, one of
+    torch and the backend's ops. Raises BackendUnavailable for a dtype that the backend's own does not hold."""
+    check_positive("max_rows", max_rows)
+    if isinstance(backend, ProgramMaker) and not plain:
+        return backend.program(dtype=dtype, max_rows=max_rows)
+    from pagefleet_kernels.torch_program import TorchProgram
+
+    return TorchProgram(backend, dtype=dtype, device=device, max_rows=max_rows)

@@ -29,7 +29,7 @@ import ctypes, torch
 from pagefleet_kernels.cpu.calls import GateCall
 from pagefleet_kernels.cpu.library import find_library
 x, out = torch.zeros(4, 64), torch.zeros(3, 32)
-call = GateCall(x.data_ptr(), out.data_ptr(), 64, 4, 32, 0, 1)
+call = GateCall(x.data_ptr(), out.data_ptr(), 64, 4, 32, 0, 1, 1)
 find_library().call("pagefleet_gate", ctypes.byref(call), 0)
 """
 

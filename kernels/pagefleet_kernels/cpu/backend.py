@@ -13,6 +13,7 @@ from pagefleet_kernels.cpu.isa import cpu_flags
 from pagefleet_kernels.cpu.library import Library
 from pagefleet_kernels.cpu.linear import PackedLinear
 from pagefleet_kernels.cpu.onednn import OneDnnPacker
+from pagefleet_kernels.cpu.program import CpuProgram
 from pagefleet_kernels.cpu.row_ops import CpuRowOps, check_rope
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 
@@ -169,6 +170,7 @@ class CpuBackend:
             cos_sin.shape[0],
             int(interleaved),
             epsilon,
+            0.0,
         )
         self.library.call("pagefleet_rope_write_kv", ctypes.byref(call), DTYPE_CODES[own.dtype])
         return turned
@@ -188,6 +190,10 @@ class CpuBackend:
     def silu_mul(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, 2 N] -> silu(x[:, :N]) * x[:, N:], [T, N]."""
         return self.row_ops.gated(x)
+
+    def program(self, *, dtype: torch.dtype, max_rows: int) -> CpuProgram:
+        """An empty program; see CpuProgram."""
+        return CpuProgram(self.library, lambda: self.num_threads, dtype=dtype, max_rows=max_rows)
 
     def pack_linear(
         self, weight: torch.Tensor, bias: torch.Tensor | None, *, out_dtype: torch.dtype | None = None

@@ -85,13 +85,16 @@ class NormCall(ctypes.Structure):
         ("x", _P),
         ("residual", _P),
         ("weight", _P),
+        ("bias", _P),
         ("out", _P),
         ("x_row_stride", _I64),
         ("num_rows", _I32),
         ("width", _I32),
         ("num_threads", _I32),
+        ("centred", _I32),
         ("epsilon", _F32),
         ("weight_offset", _F32),
+        ("x_scale", _F32),
     )
 
 
@@ -113,6 +116,7 @@ class RopeCall(ctypes.Structure):
         ("num_positions", _I32),
         ("interleaved", _I32),
         ("epsilon", _F32),
+        ("norm_offset", _F32),
     )
 
 
@@ -126,8 +130,15 @@ class GateCall(ctypes.Structure):
         ("num_rows", _I32),
         ("width", _I32),
         ("activation", _I32),
+        ("gated", _I32),
         ("num_threads", _I32),
     )
+
+
+class Op(ctypes.Structure):
+    """src/program.h, field by field."""
+
+    _fields_ = (("call", _P), ("kind", _I32))
 
 
 class SampleCall(ctypes.Structure):
@@ -148,6 +159,11 @@ class SampleCall(ctypes.Structure):
     )
 
 
+OP_KINDS: Mapping[type[ctypes.Structure], int] = MappingProxyType(
+    {LinearCall: 0, NormCall: 1, RopeCall: 2, AttentionCall: 3, GateCall: 4}
+)
+"""What a program is made of -> Op.kind: src/program.h."""
+
 DTYPE_CODES: Mapping[torch.dtype, int] = MappingProxyType({torch.float32: 0, torch.bfloat16: 1})
 """What the library computes on -> its `dtype` argument."""
 
@@ -162,10 +178,11 @@ SIGNATURES: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "pagefleet_attention": _checked(AttentionCall),
         "pagefleet_write_kv": _checked(WriteCall),
         "pagefleet_linear": _checked(LinearCall),
-        "pagefleet_add_rms_norm": _checked(NormCall),
+        "pagefleet_add_norm": _checked(NormCall),
         "pagefleet_rope_write_kv": _checked(RopeCall),
         "pagefleet_gate": _checked(GateCall),
         "pagefleet_sample": _checked(SampleCall),
+        "pagefleet_run_program": (ctypes.POINTER(Op), _I32, _I32, _WHERE),
         "pagefleet_copy_blocks": (_P, _P, _I64, _I64, _I64, _WHERE),
         "pagefleet_pack_linear": (_P, _I64, _I32, _I32, _P, _I32, _I32, _WHERE),
     }

@@ -48,15 +48,18 @@ class CpuRowOps:
             x.data_ptr(),
             None if residual is None else residual.data_ptr(),
             weight.data_ptr(),
+            None,
             out.data_ptr(),
             x.stride(0),
             rows,
             width,
             self._num_threads(),
+            0,
             epsilon,
             weight_offset,
+            1.0,
         )
-        self._library.call("pagefleet_add_rms_norm", ctypes.byref(call), DTYPE_CODES[x.dtype])
+        self._library.call("pagefleet_add_norm", ctypes.byref(call), DTYPE_CODES[x.dtype])
         return out
 
     def gated(self, gate_up: torch.Tensor, activation: str = "silu") -> torch.Tensor:
@@ -74,6 +77,7 @@ class CpuRowOps:
             rows,
             both // 2,
             ACTIVATIONS[activation],
+            1,
             self._num_threads(),
         )
         self._library.call("pagefleet_gate", ctypes.byref(call), DTYPE_CODES[gate_up.dtype])

@@ -4,7 +4,6 @@ import logging
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from functools import partial
 from pathlib import Path
 
 import torch
@@ -13,15 +12,12 @@ from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, KVCache
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
-from pagefleet_server import host_memory
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult
 from pagefleet_server.model_errors import ModelError
-from pagefleet_server.models.gate import check_module
-from pagefleet_server.models.loading import load_model
-from pagefleet_server.models.packed_linears import pack_linears
-from pagefleet_server.models.paged_model import PagedModel
+from pagefleet_server.models.executor import Executor, OpenedModel, open_model
 from pagefleet_server.models.pooling import Pooling
+from pagefleet_server import host_memory
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.flat_batch import flatten
 from pagefleet_server.runner.grammars import Grammars, load_in_background
@@ -46,7 +42,7 @@ class StepError(Exception):
 class Runner:
     """A model with its KV cache. Stateless between steps but for the cache's content."""
 
-    model: PagedModel
+    model: Executor
     backend: Backend
     caches: tuple[KVCache, ...]
     plan: KVPlan
@@ -139,16 +135,12 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
         raise ModelError(f"--threads {settings.model.threads}: must be >= 1")
     torch.set_num_threads(settings.model.threads or available_cpus())
     progress("load_weights", settings.model.model)
-    model = load_model(settings.model)
-    backend = _backend_for(model, settings.cache.block_size)
-    packed_bytes = pack_linears(
-        model.module,
-        partial(ops.pack_linear, backend),
-        dry_run=partial(check_module, model.module),
-        logits_from=model.module.get_output_embeddings(),  # type: ignore[no-untyped-call]
-    )
+    opened = open_model(settings.model)
+    backend = _backend_for(opened, settings.cache.block_size)
+    model, packed = opened.load(backend)
     dtype_name = str(model.dtype).removeprefix("torch.")
-    weights = f"{model.num_weight_bytes} bytes of weights, {dtype_name}, {len(model.layers)} layers on {model.device}"
+    where = f"{len(model.layers)} layers on {model.device} ({model.executor})"
+    weights = f"{model.num_weight_bytes} bytes of weights, {dtype_name}, {where}"
     now = timed("load_weights", weights, started)
 
     plan = plan_kv(model.layers, settings.cache, backend=backend, dtype=model.dtype, device=model.device)
@@ -166,7 +158,7 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
         grammars=load_in_background(
             Path(settings.model.model), vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
         ),
-        linear_backend=backend.name if packed_bytes else "torch",
+        linear_backend=backend.name if packed else "torch",
     )
     for step in _warm_up_steps(runner, settings.scheduler.max_num_batched_tokens):
         for reason in runner.execute(step).failed.values():
@@ -184,7 +176,7 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     return runner
 
 
-def _backend_for(model: PagedModel, block_size: int) -> Backend:
+def _backend_for(model: OpenedModel, block_size: int) -> Backend:
     """The fastest backend that can hold this model's layers (their widths, dtype and block size)."""
     backend = select_backend(model.device)
     try:
@@ -198,7 +190,7 @@ def _backend_for(model: PagedModel, block_size: int) -> Backend:
     return backend
 
 
-def _max_model_len(settings: EngineSettings, model: PagedModel, plan: KVPlan) -> int:
+def _max_model_len(settings: EngineSettings, model: Executor, plan: KVPlan) -> int:
     wanted = settings.model.max_model_len
     if wanted is not None and wanted < 1:
         raise ModelError(f"--max-model-len {wanted}: must be >= 1")

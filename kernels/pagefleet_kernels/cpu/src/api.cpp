@@ -8,6 +8,7 @@
 #include "elementwise.h"
 #include "kv_write.h"
 #include "linear.h"
+#include "program.h"
 #include "rope.h"
 #include "sampler.h"
 
@@ -75,8 +76,8 @@ int32_t pagefleet_pack_linear(const void* weight, int64_t row_stride, int32_t ou
     });
 }
 
-int32_t pagefleet_add_rms_norm(const NormCall* call, int32_t dtype, int32_t*) {
-    return typed(dtype, [&](auto type) { add_rms_norm<decltype(type)>(*call); });
+int32_t pagefleet_add_norm(const NormCall* call, int32_t dtype, int32_t*) {
+    return typed(dtype, [&](auto type) { add_norm<decltype(type)>(*call); });
 }
 
 int32_t pagefleet_rope_write_kv(const RopeCall* call, int32_t dtype, int32_t* where) {
@@ -87,6 +88,13 @@ int32_t pagefleet_rope_write_kv(const RopeCall* call, int32_t dtype, int32_t* wh
 
 int32_t pagefleet_gate(const GateCall* call, int32_t dtype, int32_t*) {
     return typed(dtype, [&](auto type) { gate<decltype(type)>(*call); });
+}
+
+// ops [num_ops], one after another; stops at the first that is refused.
+int32_t pagefleet_run_program(const Op* ops, int32_t num_ops, int32_t dtype, int32_t* where) {
+    Status status = kOk;
+    int32_t memory = typed(dtype, [&](auto type) { status = run_program<decltype(type)>(ops, num_ops, where); });
+    return status != kOk ? status : memory;
 }
 
 int32_t pagefleet_sample(const SampleCall* call, int32_t dtype, int32_t*) {

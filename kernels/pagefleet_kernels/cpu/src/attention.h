@@ -99,8 +99,7 @@ class Attention {
                     total += cost(rows_of(works_.back()));
                 }
         }
-        int64_t useful = total / kWorthAThread + 1;
-        num_threads_ = static_cast<int>(std::min<int64_t>(call_.num_threads, useful));
+        num_threads_ = threads_for(call_.num_threads, total, kWorthAThread);
         bool share = num_threads_ > 1 && works_.size() < static_cast<size_t>(num_threads_) * kUnitsPerThread;
         size_t scratch = 0;
         for (size_t index = 0; index < works_.size(); ++index) {

@@ -1,5 +1,4 @@
-// Row-wise neighbours of attention: add + RMSNorm, gated activation. Each row on its own, computed in float, rounded
-// once.
+// Row-wise neighbours of attention: add + norm, activation. Each row on its own, computed in float, rounded once.
 #pragma once
 
 #include <algorithm>
@@ -16,13 +15,12 @@ constexpr int kRowsPerUnit = 8;
 template <class Body>
 void for_rows(int num_threads, int num_rows, int64_t elements_per_row, Body& body) {
     constexpr int64_t kWorthAThread = 1 << 16;  // elements
-    int64_t useful = num_rows * elements_per_row / kWorthAThread + 1;
     auto unit = [&](int index) {
         int last = std::min(num_rows, (index + 1) * kRowsPerUnit);
         for (int row = index * kRowsPerUnit; row < last; ++row) body(row);
     };
-    parallel_for(static_cast<int>(std::min<int64_t>(num_threads, useful)), (num_rows + kRowsPerUnit - 1) / kRowsPerUnit,
-                 unit);
+    parallel_for(threads_for(num_threads, num_rows * elements_per_row, kWorthAThread),
+                 (num_rows + kRowsPerUnit - 1) / kRowsPerUnit, unit);
 }
 
 // Mirrored field by field in calls.py.
@@ -30,40 +28,58 @@ struct NormCall {
     const void* x;       // [num_rows, width], row stride below
     void* residual;      // [num_rows, width], contiguous, or null: x is added to it, rounded, and normalised
     const void* weight;  // [width]
-    void* out;           // [num_rows, width], contiguous
+    const void* bias;    // [width] or null
+    void* out;           // [num_rows, width], contiguous; null: only the sum is wanted
     int64_t x_row_stride;
     int32_t num_rows, width;
     int32_t num_threads;
+    int32_t centred;  // 0: RMS norm; 1: the mean is taken off first (LayerNorm)
     float epsilon;
     float weight_offset;  // 1 for models that store weight - 1
+    float x_scale;        // of x before it is added
 };
 
-// out = h / sqrt(mean(h^2) + epsilon) * (weight + offset), h = residual + x.
+// out = (h - m) / sqrt(mean((h - m)^2) + epsilon) * (weight + offset) + bias, h = residual + x * x_scale, m its mean
+// where centred, else 0.
 template <class T>
-void add_rms_norm(const NormCall& call) {
+void add_norm(const NormCall& call) {
+    const float count = static_cast<float>(call.width);
     auto norm = [&](int row) {
         const T* x = static_cast<const T*>(call.x) + row * call.x_row_stride;
         T* residual = call.residual == nullptr ? nullptr : static_cast<T*>(call.residual) + int64_t{row} * call.width;
-        T* out = static_cast<T*>(call.out) + int64_t{row} * call.width;
-        Vec squares[2] = {set1(0.0f), set1(0.0f)};
+        Vec squares[2] = {set1(0.0f), set1(0.0f)}, total = set1(0.0f);
         for (int d = 0; d < call.width; d += kLanes) {
             int n = std::min(kLanes, call.width - d);
             Vec h = load_part(x + d, n);
             if (residual != nullptr) {
-                store_part(residual + d, load_part(residual + d, n) + h, n);
+                store_part(residual + d, load_part(residual + d, n) + h * set1(call.x_scale), n);
                 h = load_part(residual + d, n);
             }
             Vec& sum = squares[d / kLanes % 2];
             sum = fma(h, h, sum);
+            total = total + h;
         }
-        float mean = reduce_add(squares[0] + squares[1]) / static_cast<float>(call.width);
-        Vec scale = set1(1.0f / std::sqrt(mean + call.epsilon));
-        Vec offset = set1(call.weight_offset);
+        if (call.out == nullptr) return;
         const T* h = residual == nullptr ? x : residual;
+        float mean = 0.0f, variance = reduce_add(squares[0] + squares[1]) / count;
+        if (call.centred != 0) {
+            mean = reduce_add(total) / count;
+            variance = 0.0f;
+            for (int d = 0; d < call.width; ++d) {
+                float difference = to_float(h[d]) - mean;
+                variance += difference * difference;
+            }
+            variance /= count;
+        }
+        T* out = static_cast<T*>(call.out) + int64_t{row} * call.width;
+        Vec scale = set1(1.0f / std::sqrt(variance + call.epsilon));
+        Vec offset = set1(call.weight_offset), centre = set1(mean);
         for (int d = 0; d < call.width; d += kLanes) {
             int n = std::min(kLanes, call.width - d);
             Vec weight = load_part(static_cast<const T*>(call.weight) + d, n) + offset;
-            store_part(out + d, load_part(h + d, n) * scale * weight, n);
+            Vec y = (load_part(h + d, n) - centre) * scale * weight;
+            if (call.bias != nullptr) y = y + load_part(static_cast<const T*>(call.bias) + d, n);
+            store_part(out + d, y, n);
         }
     };
     for_rows(call.num_threads, call.num_rows, call.width, norm);
@@ -71,11 +87,12 @@ void add_rms_norm(const NormCall& call) {
 
 // Mirrored field by field in calls.py.
 struct GateCall {
-    const void* gate_up;  // [num_rows, 2 * width], row stride below: gates, then ups
+    const void* gate_up;  // [num_rows, 2 * width], row stride below: gates, then ups; [num_rows, width] when not gated
     void* out;            // [num_rows, width], contiguous
     int64_t row_stride;
     int32_t num_rows, width;
     int32_t activation;  // 0: x * sigmoid(x); 1: GELU, tanh form
+    int32_t gated;       // 0: there are no ups
     int32_t num_threads;
 };
 
@@ -87,7 +104,7 @@ inline Vec gelu_tanh(Vec x) {
     return x / (set1(1.0f) + exp2(u * set1(-2.0f * kLog2E)));
 }
 
-// out = activation(gate) * up.
+// out = activation(gate) * up, or activation(gate).
 template <class T>
 void gate(const GateCall& call) {
     auto one = [&](int row) {
@@ -97,7 +114,8 @@ void gate(const GateCall& call) {
             int n = std::min(kLanes, call.width - d);
             Vec x = load_part(gates + d, n);
             Vec activated = call.activation == 0 ? silu(x) : gelu_tanh(x);
-            store_part(out + d, activated * load_part(gates + call.width + d, n), n);
+            if (call.gated != 0) activated = activated * load_part(gates + call.width + d, n);
+            store_part(out + d, activated, n);
         }
     };
     for_rows(call.num_threads, call.num_rows, call.width, one);

@@ -61,7 +61,7 @@ void write_kv(const WriteCall& call) {
                                 head * call.value_head_stride);
     };
     int64_t elements = static_cast<int64_t>(call.num_tokens) * call.num_kv_heads * (call.head_dim + call.v_head_dim);
-    int threads = static_cast<int>(std::min<int64_t>(call.num_threads, elements / kWorthAThread + 1));
+    int threads = threads_for(call.num_threads, elements, kWorthAThread);
     parallel_for(threads, call.num_kv_heads, write_head);
 }
 

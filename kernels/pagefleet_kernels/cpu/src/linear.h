@@ -112,7 +112,7 @@ void linear(const LinearCall& call) {
     const int num_panels = (call.out_features + kPanel - 1) / kPanel;
     const size_t panel_words = static_cast<size_t>(call.in_features) / Element<T>::per_word * kPanel;
     const int64_t work = static_cast<int64_t>(call.num_rows) * call.in_features * call.out_features;
-    const int threads = static_cast<int>(std::min<int64_t>(call.num_threads, work / kWorthAThread + 1));
+    const int threads = threads_for(call.num_threads, work, kWorthAThread);
     // A unit is a run of panels; where there are few panels, a chunk of the rows as well.
     const int panels_per_unit = std::max(1, num_panels / (threads * kUnitsPerThread));
     const int panel_units = (num_panels + panels_per_unit - 1) / panels_per_unit;

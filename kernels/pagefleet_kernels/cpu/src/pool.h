@@ -5,10 +5,13 @@
 // fixed share.
 #pragma once
 
+#include <immintrin.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
+#include <cstdint>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -34,6 +37,21 @@ class Pool {
         return *pool;
     }
 
+    // While one lives, workers look for the next job for a moment before they sleep: jobs follow each other closely.
+    class Hot {
+       public:
+        explicit Hot(Pool& pool) : pool_(pool) { ++pool_.hot_; }
+        ~Hot() { --pool_.hot_; }
+        Hot(const Hot&) = delete;
+        Hot& operator=(const Hot&) = delete;
+
+       private:
+        Pool& pool_;
+    };
+
+    // A thread that is awake joins a job at once: smaller jobs are worth one.
+    bool is_hot() const { return hot_.load(std::memory_order_relaxed) > 0; }
+
     // function(context, unit) for every unit in [0, num_units), on at most num_threads threads, this one included.
     // The only exception that a unit may throw is bad_alloc; it reaches the caller when all units are over.
     void run(int num_threads, int num_units, Function function, void* context) {
@@ -56,8 +74,12 @@ class Pool {
         wake_.notify_all();
         take_units();
         {
-            std::unique_lock<std::mutex> hold(mutex_);
+            std::lock_guard<std::mutex> hold(mutex_);
             seats_ = 0;  // whoever wakes up now finds nothing to do
+        }
+        spin([this] { return active_ == 0; });
+        {
+            std::unique_lock<std::mutex> hold(mutex_);
             done_.wait(hold, [this] { return active_ == 0; });
         }
         if (out_of_memory_.exchange(false)) throw std::bad_alloc();
@@ -65,6 +87,12 @@ class Pool {
 
    private:
     static constexpr int kMaxWorkers = 255;
+    static constexpr int kSpins = 4000;  // pauses: some ten microseconds
+
+    template <class Condition>
+    void spin(Condition condition) const {
+        for (int turn = 0; turn < kSpins && !condition(); ++turn) _mm_pause();
+    }
 
     // False when the system grants no further thread: the job then runs on those there are.
     bool start_worker() {
@@ -87,6 +115,9 @@ class Pool {
             take_units();
             hold.lock();
             if (--active_ == 0) done_.notify_one();
+            hold.unlock();
+            spin([this] { return seats_ > 0 || !is_hot(); });
+            hold.lock();
         }
     }
 
@@ -108,12 +139,20 @@ class Pool {
     Function function_ = nullptr;
     void* context_ = nullptr;
     int num_units_ = 0;
-    int seats_ = 0;   // workers that may still join the job
-    int active_ = 0;  // workers in the job
+    std::atomic<int> seats_{0};   // workers that may still join the job; written under mutex_
+    std::atomic<int> active_{0};  // workers in the job; likewise
+    std::atomic<int> hot_{0};     // Hot objects alive
     int num_workers_ = 0;
     std::atomic<int> next_{0};
     std::atomic<bool> out_of_memory_{false};  // some unit of the job
 };
+
+// Threads for `work` elements, of which each thread shall have `worth` at least, or fewer where threads are awake.
+inline int threads_for(int num_threads, int64_t work, int64_t worth) {
+    constexpr int kAwake = 8;
+    if (Pool::instance().is_hot()) worth /= kAwake;
+    return static_cast<int>(std::min<int64_t>(num_threads, work / worth + 1));
+}
 
 // body(unit) for every unit.
 template <class Body>

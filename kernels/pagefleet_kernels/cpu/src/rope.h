@@ -21,6 +21,7 @@ struct RopeCall {
     int32_t num_q_heads, rotary_dim, num_positions;
     int32_t interleaved;  // 0: element i turns with i + rotary_dim / 2; 1: with its neighbour
     float epsilon;
+    float norm_offset;  // 1 for models that store the norms' weights - 1
 };
 
 inline Status check(const RopeCall& call, int32_t* where) {
@@ -46,7 +47,7 @@ void turn_head(const RopeCall& call, int token, const T* in, const T* norm, T* o
         Vec scale = set1(1.0f / std::sqrt(reduce_add(squares) / static_cast<float>(head_dim) + call.epsilon));
         for (int d = 0; d < head_dim; d += kLanes) {
             int n = std::min(kLanes, head_dim - d);
-            store_part(buffer + d, load_part(buffer + d, n) * scale * load_part(norm + d, n), n);
+            store_part(buffer + d, load_part(buffer + d, n) * scale * (load_part(norm + d, n) + set1(call.norm_offset)), n);
         }
     }
     const float* cosines = call.table + call.positions[token] * call.rotary_dim;
@@ -113,7 +114,7 @@ void rope_write_kv(const RopeCall& call) {
     };
     int64_t elements = static_cast<int64_t>(write.num_tokens) * (call.num_q_heads + 2 * write.num_kv_heads) *
                        write.head_dim;
-    int threads = static_cast<int>(std::min<int64_t>(write.num_threads, elements / kWorthAThread + 1));
+    int threads = threads_for(write.num_threads, elements, kWorthAThread);
     parallel_for(threads, write.num_kv_heads + (write.num_tokens + kTokensPerUnit - 1) / kTokensPerUnit, unit);
 }
 

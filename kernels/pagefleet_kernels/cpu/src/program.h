@@ -1,0 +1,49 @@
+// A list of calls that is run in one go: a model's step without the way back to the caller between its ops.
+#pragma once
+
+#include "attention.h"
+#include "elementwise.h"
+#include "linear.h"
+#include "rope.h"
+
+namespace pagefleet {
+
+// Mirrored in calls.py.
+enum OpKind : int32_t { kLinear = 0, kNorm = 1, kRope = 2, kAttention = 3, kGate = 4 };
+
+// Mirrored field by field in calls.py.
+struct Op {
+    const void* call;  // of the kind's struct
+    int32_t kind;
+};
+
+// Threads wait for the next op for a moment instead of falling asleep. May throw bad_alloc.
+template <class T>
+Status run_program(const Op* ops, int num_ops, int32_t* where) {
+    Pool::Hot hot(Pool::instance());
+    for (int index = 0; index < num_ops; ++index) {
+        const Op& op = ops[index];
+        switch (op.kind) {
+            case kLinear: linear<T>(*static_cast<const LinearCall*>(op.call)); break;
+            case kNorm: add_norm<T>(*static_cast<const NormCall*>(op.call)); break;
+            case kGate: gate<T>(*static_cast<const GateCall*>(op.call)); break;
+            case kRope: {
+                const auto& call = *static_cast<const RopeCall*>(op.call);
+                Status status = check(call, where);
+                if (status != kOk) return status;
+                rope_write_kv<T>(call);
+                break;
+            }
+            case kAttention: {
+                const auto& call = *static_cast<const AttentionCall*>(op.call);
+                Status status = check(call, where);
+                if (status != kOk) return status;
+                Attention<T>(call).run();
+                break;
+            }
+        }
+    }
+    return kOk;
+}
+
+}  // namespace pagefleet

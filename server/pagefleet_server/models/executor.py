@@ -1,0 +1,186 @@
+"""Which executor runs a model: the fused decoder for what its table holds, transformers for everything else.
+
+transformers is imported only when it is chosen: its import costs as much as all the rest of a start.
+"""
+
+import logging
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Protocol
+
+import torch
+
+from pagefleet_kernels.backend import Backend
+from pagefleet_server.model_errors import ModelError, ModelRefused
+from pagefleet_server.models.checkpoint import Checkpoint, open_checkpoint
+from pagefleet_server.models.dtype import DTYPES, resolve_device, resolve_dtype
+from pagefleet_server.models.eos import eos_token_ids
+from pagefleet_server.models.fused.decoder import FusedDecoder
+from pagefleet_server.models.fused.families import read_spec
+from pagefleet_server.models.fused.spec import DecoderSpec, NotFused
+from pagefleet_server.models.fused.weight_sources import WeightSource, open_source
+from pagefleet_server.models.fused.weights import read_weights
+from pagefleet_server.models.gguf_llama import llama_values
+from pagefleet_server.models.layer_call import StepContext
+from pagefleet_server.models.layer_spec import LayerSpec
+from pagefleet_server.models.pooling import Pooling, pooling_of
+from pagefleet_server.settings import ModelSettings
+from pagefleet_server.tokenizer import read_json
+
+_logger = logging.getLogger(__name__)
+
+
+class Executor(Protocol):
+    """A model that is ready to run on flattened tokens."""
+
+    @property
+    def executor(self) -> str:
+        """fused or transformers."""
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """By layer index."""
+
+    @property
+    def vocab_size(self) -> int:
+        """Width of the logits."""
+
+    @property
+    def max_positions(self) -> int:
+        """Tokens of one sequence at most."""
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Ids that end a text."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and states."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it runs."""
+
+    @property
+    def pooling(self) -> Pooling | None:
+        """It makes embeddings so, and no logits; None: logits."""
+
+    @property
+    def num_weight_bytes(self) -> int:
+        """Bytes of everything that was loaded."""
+
+    def forward(
+        self, token_ids: torch.Tensor, positions: torch.Tensor, context: StepContext, logit_rows: torch.Tensor
+    ) -> torch.Tensor:
+        """token_ids and positions int64 [T], logit_rows int64 [N] -> logits [N, vocab_size], floating."""
+
+    def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, context: StepContext) -> torch.Tensor:
+        """token_ids and positions int64 [T] -> the last layer's states, normed, [T, H]."""
+
+
+class OpenedModel(Protocol):
+    """A model whose shape is known: enough to choose the kernel backend that its weights are laid out for."""
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        """By layer index."""
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of weights and KV."""
+
+    @property
+    def device(self) -> torch.device:
+        """Where it will run."""
+
+    def load(self, backend: Backend) -> tuple[Executor, bool]:
+        """The model, and whether the backend computes its linears. Raises ModelError."""
+
+
+def open_model(settings: ModelSettings) -> OpenedModel:
+    """Choose by --executor and the configuration, and log why. Raises ModelError, ModelRefused."""
+    if settings.load_format not in ("auto", "dummy"):
+        raise ModelError(f"--load-format {settings.load_format!r}: expected auto or dummy")
+    if settings.executor not in ("auto", "fused", "transformers"):
+        raise ModelError(f"--executor {settings.executor!r}: expected auto, fused or transformers")
+    reason = "--executor transformers asks for it"
+    if settings.executor != "transformers":
+        try:
+            opened = _open_fused(settings)
+        except NotFused as answer:
+            reason = f"the fused decoder does not serve it: {answer}"
+            if settings.executor == "fused":
+                raise ModelRefused(
+                    f"{settings.model}: {reason}; use --executor auto or --executor transformers"
+                ) from answer
+        else:
+            _logger.info("executor fused: %s is in its table", opened.spec.architecture)
+            return opened
+    _logger.info("executor transformers: %s", reason)
+    from pagefleet_server.models.transformers_model import open_transformers
+
+    return open_transformers(settings)
+
+
+@dataclass(frozen=True, slots=True)
+class _OpenedFused:
+    settings: ModelSettings
+    checkpoint: Checkpoint
+    spec: DecoderSpec
+    source: WeightSource
+    dtype: torch.dtype
+    device: torch.device
+    eos: tuple[int, ...]
+
+    @property
+    def layers(self) -> tuple[LayerSpec, ...]:
+        return self.spec.layer_specs
+
+    def load(self, backend: Backend) -> tuple[Executor, bool]:
+        weights = read_weights(self.spec, self.source, backend=backend, dtype=self.dtype, device=self.device)
+        wanted = self.settings.max_model_len or self.spec.max_positions
+        decoder = FusedDecoder(
+            spec=self.spec,
+            weights=weights,
+            eos_token_ids=self.eos,
+            dtype=self.dtype,
+            device=self.device,
+            num_positions=max(1, min(wanted, self.spec.max_positions)),
+        )
+        return decoder, weights.packed
+
+
+def _open_fused(settings: ModelSettings) -> _OpenedFused:
+    """Raises NotFused for what the table does not hold, ModelError for what is broken."""
+    dummy = settings.load_format == "dummy"
+    checkpoint = open_checkpoint(settings.model, need_weights=not dummy)
+    if pooling_of(settings) is not None:
+        raise NotFused("it makes embeddings")
+    values = _configuration(checkpoint)
+    spec = read_spec(values)
+    device = resolve_device(settings.device)
+    stored = None if checkpoint.gguf is not None else _stored_dtype(values)
+    return _OpenedFused(
+        settings=settings,
+        checkpoint=checkpoint,
+        spec=spec,
+        source=open_source(checkpoint, spec, dummy=dummy),
+        dtype=resolve_dtype(settings.dtype, stored, device),
+        device=device,
+        eos=eos_token_ids(checkpoint, spec.eos_token_ids),
+    )
+
+
+def _configuration(checkpoint: Checkpoint) -> Mapping[str, object]:
+    if checkpoint.gguf is None:
+        return read_json(checkpoint.directory / "config.json")
+    values = llama_values(checkpoint.gguf)
+    if values is None:
+        raise NotFused("it is no plain Llama file")
+    return {"model_type": "llama", **values}
+
+
+def _stored_dtype(values: Mapping[str, object]) -> torch.dtype:
+    """float32 where the configuration says nothing, as transformers takes it."""
+    name = values.get("dtype") or values.get("torch_dtype")
+    return DTYPES.get(str(name), torch.float32)

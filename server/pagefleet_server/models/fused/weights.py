@@ -1,0 +1,157 @@
+"""A decoder's weights as the machine wants them: merged, laid out by the kernel backend, one layer at a time."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+import torch
+from torch.nn import functional
+
+from pagefleet_kernels import ops
+from pagefleet_kernels.backend import Backend, LinearFunction
+from pagefleet_server.models.fused import weight_names
+from pagefleet_server.models.fused.spec import DecoderSpec
+from pagefleet_server.models.fused.weight_sources import WeightSource
+
+
+@dataclass(frozen=True, slots=True)
+class Norm:
+    """Of rows, or of heads."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """One layer; None where the architecture has nothing there."""
+
+    attention_norm: Norm | None
+    attention_post_norm: Norm | None
+    mlp_norm: Norm | None
+    mlp_post_norm: Norm | None
+    query_norm: torch.Tensor | None
+    key_norm: torch.Tensor | None
+    qkv: LinearFunction
+    """[T, H] -> queries, keys, values side by side."""
+    attention_out: LinearFunction
+    mlp_in: LinearFunction
+    """[T, H] -> gates and ups side by side."""
+    mlp_out: LinearFunction
+
+
+@dataclass(frozen=True, slots=True)
+class DecoderWeights:
+    """The whole model."""
+
+    embedding: torch.Tensor
+    """[V, H]."""
+    layers: tuple[LayerWeights, ...]
+    final_norm: Norm
+    head: LinearFunction
+    """[N, H] -> logits [N, V]; in float32 where the backend offers it."""
+    num_bytes: int
+    """Of all tensors, those in the backend's layout included."""
+    packed: bool
+    """The backend laid the linears out."""
+
+
+def read_weights(
+    spec: DecoderSpec, source: WeightSource, *, backend: Backend, dtype: torch.dtype, device: torch.device
+) -> DecoderWeights:
+    """Read a checked source (weight_sources.open_source) tensor by tensor. Raises ModelError."""
+    reader = _Reader(spec, source, backend, dtype, device)
+    embedding = reader.tensor(f"{weight_names.EMBEDDING}.weight")
+    layers = tuple(_layer(reader, spec, index) for index in range(len(spec.layers)))
+    head = (
+        reader.pack(embedding, None, wide=True)
+        if spec.tied
+        else reader.linear([weight_names.HEAD], bias=False, wide=True)
+    )
+    return DecoderWeights(
+        embedding=embedding,
+        layers=layers,
+        final_norm=reader.norm(weight_names.FINAL_NORM),
+        head=head,
+        num_bytes=reader.num_bytes,
+        packed=reader.packed,
+    )
+
+
+def _layer(reader: "_Reader", spec: DecoderSpec, index: int) -> LayerWeights:
+    def norm(part: str | None) -> Norm | None:
+        return None if part is None else reader.norm(weight_names.layer(index, part))
+
+    def linear(parts: Iterable[str], *, bias: bool) -> LinearFunction:
+        return reader.linear([weight_names.layer(index, part) for part in parts], bias=bias)
+
+    normed = spec.head_norm or spec.width_norm
+    query_norm, key_norm = norm(weight_names.QUERY_NORM if normed else None), None
+    if normed:
+        key_norm = norm(weight_names.KEY_NORM)
+    return LayerWeights(
+        attention_norm=norm(weight_names.attention_norm(spec)),
+        attention_post_norm=norm(weight_names.attention_post_norm(spec)),
+        mlp_norm=norm(weight_names.mlp_norm(spec)),
+        mlp_post_norm=norm(weight_names.mlp_post_norm(spec)),
+        query_norm=None if query_norm is None else query_norm.weight,
+        key_norm=None if key_norm is None else key_norm.weight,
+        qkv=linear(weight_names.qkv(spec), bias=spec.qkv_bias),
+        attention_out=linear([weight_names.ATTENTION_OUT], bias=spec.output_bias),
+        mlp_in=linear(weight_names.mlp_in(spec), bias=spec.mlp_bias),
+        mlp_out=linear([weight_names.mlp_out(spec)], bias=spec.mlp_bias),
+    )
+
+
+class _Reader:
+    """Reads, merges, packs; counts bytes."""
+
+    def __init__(
+        self, spec: DecoderSpec, source: WeightSource, backend: Backend, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        self._source = source
+        self._has_norm_bias = spec.centred_norm
+        self._backend = backend
+        self._dtype = dtype
+        self._device = device
+        self.num_bytes = 0
+        self.packed = False
+
+    def tensor(self, name: str) -> torch.Tensor:
+        """On the device."""
+        tensor = self._source.read(name, self._dtype).to(self._device)
+        self.num_bytes += tensor.nbytes
+        return tensor
+
+    def norm(self, name: str) -> Norm:
+        """Weight, and bias where the norms have one (norms of heads never do)."""
+        has_bias = self._has_norm_bias and f"{name}.bias" in self._source.shapes()
+        return Norm(self.tensor(f"{name}.weight"), self.tensor(f"{name}.bias") if has_bias else None)
+
+    def linear(self, names: list[str], *, bias: bool, wide: bool = False) -> LinearFunction:
+        """One linear of several, their outputs side by side."""
+        weights = [self._source.read(f"{name}.weight", self._dtype).to(self._device) for name in names]
+        biases = [self.tensor(f"{name}.bias") for name in names] if bias else []
+        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
+        del weights
+        return self.pack(weight, torch.cat(biases) if biases else None, wide=wide)
+
+    def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool) -> LinearFunction:
+        """In the backend's layout, or as it is. wide: results in float32 where the backend offers that."""
+        self.num_bytes += weight.nbytes
+        packed = ops.pack_linear(self._backend, weight, bias, out_dtype=torch.float32 if wide else None)
+        if packed is None:
+            return PlainLinear(weight, bias)
+        self.packed = True
+        return packed
+
+
+@dataclass(frozen=True, slots=True)
+class PlainLinear:
+    """torch's own."""
+
+    weight: torch.Tensor
+    bias: torch.Tensor | None
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """x [T, K] -> [T, N]."""
+        return functional.linear(x, self.weight, self.bias)
