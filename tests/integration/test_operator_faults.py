@@ -5,6 +5,7 @@ import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
 from pathlib import Path
+from typing import Any
 
 import aiohttp
 import psutil
@@ -48,7 +49,26 @@ async def hangs(_: web.Request) -> web.StreamResponse:
 async def never_ends(request: web.Request) -> web.StreamResponse:
     response = web.StreamResponse()
     await response.prepare(request)
-    for _ in range(2000):  # about 125 MB
+    while True:  # until the operator hangs up
+        await response.write(b"#" * 65536)
+
+
+async def drips(request: web.Request) -> web.StreamResponse:
+    """Right in the end, but a byte at a time."""
+    response = web.StreamResponse()
+    await response.prepare(request)
+    for byte in metrics_text().encode():
+        await response.write(bytes([byte]))
+        await asyncio.sleep(0.05)
+    return response
+
+
+async def is_large(request: web.Request) -> web.StreamResponse:
+    """Announces 100 MB and sends them."""
+    response = web.StreamResponse()
+    response.content_length = 100 * 1024 * 1024
+    await response.prepare(request)
+    for _ in range(1600):
         await response.write(b"#" * 65536)
     return response
 
@@ -62,6 +82,8 @@ HOSTILE = {
     "fails": fails,
     "hangs": hangs,
     "never-ends": never_ends,
+    "large": is_large,
+    "drips": drips,
 }
 
 
@@ -94,6 +116,75 @@ async def test_pods_that_cannot_run_are_explained_and_hold_the_replicas(cluster:
     assert "Insufficient cpu" in found["message"]
     assert (await cluster.llmd("too-big"))["status"]["pods"][0]["state"] == "Unschedulable"
     await cluster.client.delete(LLMDS, "too-big", "default")
+
+
+async def test_an_image_that_cannot_be_pulled_is_named(cluster: OperatorCluster) -> None:
+    cluster.node.missing_images.add("nowhere/server:9")
+    await cluster.create({"engine": {"image": "nowhere/server:9"}}, name="no-image")
+    found = await cluster.condition("Degraded", "True", name="no-image", reason="ImagePullFailed")
+    assert "nowhere/server:9" in found["message"]
+    assert (await cluster.llmd("no-image"))["spec"]["replicas"] == 1
+    await cluster.client.delete(LLMDS, "no-image", "default")
+
+
+async def test_a_pod_that_crashes_is_explained_and_the_others_serve_until_it_is_back(cluster: OperatorCluster) -> None:
+    await cluster.create({"replicas": 2}, name="mortal")
+
+    async def ready(count: int) -> bool:
+        return bool((await cluster.llmd("mortal")).get("status", {}).get("ready") == f"{count}/2")
+
+    await cluster.until(lambda: ready(2), "two replicas")
+    victim = (await cluster.pods("mortal"))[0]
+    await cluster.node.crash(victim, "segmentation fault in the engine")
+    degraded = await cluster.condition("Degraded", "True", name="mortal", reason="CrashLoop")
+    assert "segmentation fault in the engine" in degraded["message"]
+    await cluster.condition("Available", "True", name="mortal")
+    await cluster.until(lambda: ready(1), "one replica serves")
+    assert (await cluster.llmd("mortal"))["spec"]["replicas"] == 2
+    await cluster.node.recover(victim)
+    await cluster.condition("Degraded", "False", name="mortal")
+    await cluster.until(lambda: ready(2), "two replicas again")
+    assert len(await cluster.pods("mortal")) == 2
+    assert "Recovered" in await cluster.events("mortal")
+    await cluster.client.delete(LLMDS, "mortal", "default")
+
+
+async def test_a_crash_loop_is_explained_and_nothing_is_written_while_it_lasts(cluster: OperatorCluster) -> None:
+    cluster.node.crashes["looping"], cluster.node.exit_code = "address already in use", 1
+    await cluster.create({"replicas": 2, "autoscaling": {"maxReplicas": 4}}, name="looping")
+    found = await cluster.condition("Degraded", "True", name="looping", reason="CrashLoop")
+    assert "exit code 1: address already in use" in found["message"]
+
+    async def both() -> bool:
+        return len(await cluster.pods("looping")) == 2
+
+    await cluster.until(both, "two pods")
+    await asyncio.sleep(2.5)  # a scrape round: what was on its way has been written
+    before = len(cluster.proxy.writes())
+    await asyncio.sleep(2.5)
+    assert [seen for seen in cluster.proxy.writes()[before:] if "looping" in seen.path] == []
+    assert (await cluster.llmd("looping"))["spec"]["replicas"] == 2
+    cluster.node.exit_code = 3
+    await cluster.client.delete(LLMDS, "looping", "default")
+
+
+async def test_created_and_deleted_in_haste_the_last_one_has_its_own_children(cluster: OperatorCluster) -> None:
+    created: dict[str, Any] = {}
+    for turn in range(8):
+        created = await cluster.create({"replicas": turn % 3}, name="hasty")
+        await asyncio.sleep(0.05 * (turn % 3))
+        if turn < 7:
+            await cluster.client.delete(LLMDS, "hasty", "default")
+
+    async def is_right() -> bool:
+        deployment = await cluster.get(DEPLOYMENTS, "hasty")
+        owners = deployment["metadata"]["ownerReferences"] if deployment is not None else [{}]
+        ours = owners[0].get("uid") == created["metadata"]["uid"]
+        return ours and len(await cluster.pods("hasty")) == 1
+
+    await cluster.until(is_right, "children of the last one", seconds=30)
+    await cluster.condition("Available", "True", name="hasty")
+    await cluster.client.delete(LLMDS, "hasty", "default")
 
 
 async def test_deleted_and_created_again_gets_children_of_its_own(cluster: OperatorCluster) -> None:
@@ -129,6 +220,26 @@ async def test_an_api_outage_holds_everything_and_is_caught_up(cluster: Operator
 
         await cluster.until(followed, f"{replicas} replicas after the outage", seconds=60)
     await cluster.client.delete(LLMDS, "steady", "default")
+
+
+async def test_an_api_server_that_restarts_is_followed_by_the_same_operator(cluster: OperatorCluster) -> None:
+    await cluster.create({"replicas": 1}, name="restarted")
+    await cluster.condition("Available", "True", name="restarted")
+    process = cluster.operator.process
+    cluster.proxy.is_cut = True  # every connection breaks, those of the watches too
+    await cluster.client.patch(LLMDS, "restarted", {"spec": {"replicas": 3}}, "default")
+    await asyncio.sleep(0.7)  # shorter than the renew deadline of this lease
+    cluster.proxy.is_cut = False
+
+    async def followed() -> bool:
+        status = (await cluster.llmd("restarted")).get("status", {})
+        return len(await cluster.pods("restarted")) == 3 and status.get("ready") == "3/3"
+
+    await cluster.until(followed, "three replicas after the restart", seconds=30)
+    assert process is not None
+    assert cluster.operator.process is process
+    assert process.returncode is None
+    await cluster.client.delete(LLMDS, "restarted", "default")
 
 
 async def test_a_partition_longer_than_the_lease_ends_the_operator_and_the_next_one_catches_up(
@@ -228,6 +339,34 @@ async def test_a_stopped_leader_is_followed_and_writes_nothing_when_it_wakes(
         await cluster.client.delete(LLMDS, "fenced", "default")
     finally:
         await standby.stop()
+        await cluster.operator.start()
+
+
+@pytest.mark.long
+async def test_of_two_operators_one_works_and_the_other_follows_when_it_is_killed(
+    cluster: OperatorCluster, tmp_path: Path
+) -> None:
+    other = OperatorProcess(cluster.operator.kubeconfig, tmp_path / "other.log", LEASE)
+    await other.start()
+    try:
+        await cluster.create({"replicas": 2}, name="shared")
+        await cluster.condition("Available", "True", name="shared")
+        assert len(await cluster.pods("shared")) == 2
+        assert "standby: lease" in other.log.read_text()
+        assert "serving" not in other.log.read_text()
+        await cluster.operator.stop(signal.SIGKILL)
+        await cluster.client.patch(LLMDS, "shared", {"spec": {"replicas": 3}}, "default")
+
+        async def followed() -> bool:
+            return len(await cluster.pods("shared")) == 3
+
+        await cluster.until(followed, "the other one took over", seconds=30)
+        deployment = await cluster.get(DEPLOYMENTS, "shared")
+        assert deployment is not None
+        assert deployment["spec"]["replicas"] == 3
+        await cluster.client.delete(LLMDS, "shared", "default")
+    finally:
+        await other.stop()
         await cluster.operator.start()
 
 

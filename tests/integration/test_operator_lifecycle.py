@@ -1,7 +1,9 @@
 """The real operator process against the embedded API and controllers: one cluster for all tests of this file."""
 
 import asyncio
+import sys
 from collections.abc import AsyncIterator
+from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -10,6 +12,7 @@ import yaml
 from pagefleet_localcluster.client import CLAIMS, DEPLOYMENTS, PODS, SERVICES, ApiError, Resource
 from support.operator_cluster import (
     CRDS,
+    EVENTS,
     LLMDS,
     NETWORK_POLICIES,
     POD_MONITOR_CRD,
@@ -88,6 +91,45 @@ async def test_drift_is_repaired_and_said(cluster: OperatorCluster) -> None:
     assert "DriftRepaired" in await cluster.events("drift")
     await cluster.client.delete(DEPLOYMENTS, "drift", "default")
     await cluster.until(repaired, "a new Deployment")
+
+
+async def test_what_others_do_to_the_child_is_undone_and_they_are_told_what_to_edit(cluster: OperatorCluster) -> None:
+    await cluster.create({"engine": {"image": "one:1"}}, name="undone")
+    await cluster.condition("Available", "True", name="undone")
+    await cluster.client.patch(LLMDS, "undone", {"spec": {"engine": {"image": "two:2"}}}, "default")
+
+    async def runs(image: str) -> bool:
+        deployment = await cluster.get(DEPLOYMENTS, "undone")
+        assert deployment is not None
+        rolled = deployment.get("status", {}).get("observedGeneration") == deployment["metadata"]["generation"]
+        images = {pod["spec"]["containers"][0]["image"] for pod in await cluster.pods("undone")}
+        return rolled and images == {image}
+
+    await cluster.until(lambda: runs("two:2"), "the new image")
+    kubectl = await asyncio.create_subprocess_exec(
+        str(Path(sys.executable).with_name("kubectl")),
+        *("--server", cluster.proxy.upstream, "-n", "default", "rollout", "undo", "deployment/undone"),
+        stdout=asyncio.subprocess.DEVNULL,
+    )
+    assert await kubectl.wait() == 0
+
+    async def is_told(times: int) -> bool:
+        return (await cluster.events("undone")).count("DriftRepaired") >= times
+
+    await cluster.until(lambda: is_told(1), "an Event about the undo")
+    await cluster.until(lambda: runs("two:2"), "the wanted image again")
+    scale = {"spec": {"replicas": 4}}  # as a foreign autoscaler does
+    await cluster.client.patch(DEPLOYMENTS, "undone", scale, "default", subresource="scale")
+
+    async def is_scaled_back() -> bool:
+        deployment = await cluster.get(DEPLOYMENTS, "undone")
+        return deployment is not None and deployment["spec"]["replicas"] == 1 and len(await cluster.pods("undone")) == 1
+
+    await cluster.until(is_scaled_back, "one replica again")
+    events = (await cluster.client.list(EVENTS, "default"))["items"]
+    said = [item["message"] for item in events if item["reason"] == "DriftRepaired" and "undone" in item["message"]]
+    assert all("edit LLMDeployment undone instead" in message for message in said)
+    assert any("kubectl" in message for message in said), "who did it is named"
 
 
 async def test_scales_out_on_need_and_in_after_the_window(cluster: OperatorCluster) -> None:
@@ -338,6 +380,10 @@ async def test_the_role_grants_what_was_used_and_nothing_else(
         for resource in rule["resources"]
         for verb in rule["verbs"]
     }
+    paths = {
+        seen.path.partition("/llmdeployments/")[2] for seen in cluster.proxy.writes() if "/llmdeployments/" in seen.path
+    }
+    assert {path.partition("/")[2] for path in paths} == {"status", "scale"}, "no finalizer, no annotation, ever"
     used = {found for seen in cluster.proxy.seen if (found := permission(seen)) is not None}
     assert used <= granted
     everything = {name for name in globals() if name.startswith("test_")}

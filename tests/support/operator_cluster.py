@@ -74,6 +74,10 @@ class StubNode:
     """New pods of this LLMDeployment have so many bytes of so many, and start when they have all."""
     crashes: dict[str, str] = field(default_factory=dict)
     """New pods of this LLMDeployment crash with this termination message."""
+    missing_images: set[str] = field(default_factory=set)
+    """Images that cannot be pulled."""
+    exit_code: int = 3
+    """Of what crashes."""
     _runners: dict[str, web.AppRunner] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _started: set[str] = field(default_factory=set)
@@ -122,15 +126,32 @@ class StubNode:
         name = pod["metadata"]["name"]
         owner = pod["metadata"]["labels"]["pagefleet.dev/llmdeployment"]
         if owner in self.crashes:
-            ended = {"exitCode": 3, "reason": "Error", "message": self.crashes[owner]}
+            ended = {"exitCode": self.exit_code, "reason": "Error", "message": self.crashes[owner]}
             state = {"waiting": {"reason": "CrashLoopBackOff", "message": "back-off 10s restarting failed container"}}
             await self._report(pod, "Running", None, ready=False, state=state, last={"terminated": ended})
+            return
+        image = pod["spec"]["containers"][0]["image"]
+        if image in self.missing_images:
+            waiting = {"reason": "ImagePullBackOff", "message": f"Back-off pulling image {image}"}
+            await self._report(pod, "Pending", None, ready=False, state={"waiting": waiting})
             return
         address = await self._listen(name, owner)
         await self._report(pod, "Running", address, ready=False, state={"running": {}})
         while owner in self.downloads and self.downloads[owner][0] < self.downloads[owner][1]:  # noqa: ASYNC110
             await asyncio.sleep(0.05)
         await self._report(pod, "Running", address, ready=True, state={"running": {}})
+
+    async def crash(self, pod: Json, message: str) -> None:
+        """The server of a pod that ran dies; its container starts again and is not ready yet."""
+        runner = self._runners.pop(pod["metadata"]["name"])
+        await runner.cleanup()
+        ended = {"exitCode": 139, "reason": "Error", "message": message}
+        state: Json = {"running": {}}
+        await self._report(pod, "Running", pod["status"]["podIP"], ready=False, state=state, last={"terminated": ended})
+
+    async def recover(self, pod: Json) -> None:
+        """It serves again."""
+        await self._start(pod)
 
     async def _listen(self, name: str, owner: str) -> str:
         async def metrics(request: web.Request) -> web.StreamResponse:
