@@ -80,7 +80,10 @@ async def _token_ids(loaded: Loaded, body: EmbeddingBody, item: str | list[int])
     """Raises BadRequestError for an input without tokens, or with too many."""
     most = loaded.ready.max_model_len
     if isinstance(item, str):
-        ids = await loaded.text.encode(item, add_special_tokens=body.add_special_tokens, max_model_len=most + 1)
+        least = -(-len(item.encode()) // loaded.text.max_token_bytes)
+        if least > most:
+            check_fits(least, max_model_len=most, what="at least ")
+        ids = await loaded.text.encode_any(item, add_special_tokens=body.add_special_tokens)
     else:
         check_token_ids(item, loaded.ready.vocab_size)
         ids = item

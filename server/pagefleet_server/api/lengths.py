@@ -43,13 +43,13 @@ def resolve_max_tokens(num_prompt: int, wanted: int | None, *, default: int | No
     return wanted
 
 
-def check_fits(num_prompt: int, *, max_model_len: int) -> None:
+def check_fits(num_prompt: int, *, max_model_len: int, what: str = "") -> None:
     """For a prompt without output. Raises BadRequestError."""
     if num_prompt == 0:
         raise BadRequestError("an input has no tokens; give at least one", param="input")
     if num_prompt > max_model_len:
         raise BadRequestError(
-            f"the context is {max_model_len} tokens; an input has {num_prompt}", param="input", code=TOO_LONG
+            f"the context is {max_model_len} tokens; an input has {what}{num_prompt}", param="input", code=TOO_LONG
         )
 
 
