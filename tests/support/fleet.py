@@ -8,7 +8,7 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -23,8 +23,9 @@ POLL_SECONDS = 0.1
 class Fleet:
     """`with Fleet(folder) as fleet:` — everything it starts ends with the block, and the block fails if it does not."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, operator_flags: Sequence[str] = ()) -> None:
         self.folder = folder
+        self._operator_flags = operator_flags
         self.env = {
             **os.environ,
             "PATH": f"{BIN}{os.pathsep}{os.environ['PATH']}",
@@ -45,7 +46,7 @@ class Fleet:
         self.until("the API answers", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", seconds=20)
         self.kubectl("apply", "-f", str(ROOT / "crds" / "llmdeployment.yaml"))
         self.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.pagefleet.dev", "--timeout=10s")
-        self._start("pagefleet-operator", "--namespace", "default")
+        self._start("pagefleet-operator", "--namespace", "default", *self._operator_flags)
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
