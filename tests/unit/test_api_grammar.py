@@ -58,7 +58,6 @@ def test_other_ways_are_refused(response_format: Any, structures: Any, want_word
     ("kind", "source"),
     [
         ("json", '{"type": "object"}'),
-        ("json", '{"$ref": "#"}'),
         ("json_object", '{"type": "object"}'),
         ("regex", "[a-z]+(x|y){2,5}"),
         ("choice", json.dumps(['a "b" \\', "漢", "line\nbreak", "a | b"])),

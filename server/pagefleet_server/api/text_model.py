@@ -1,9 +1,9 @@
 """The model's text side: template and tokenizer. Work that may take long runs in threads, never on the event loop."""
 
 import asyncio
-from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,7 +11,7 @@ from pagefleet_server.api.byte_detokenizer import ByteDetokenizer
 from pagefleet_server.api.chat_template import ChatTemplate
 from pagefleet_server.api.detokenizer import Detokenizer, TokensToText
 from pagefleet_server.api.errors import BadRequestError
-from pagefleet_server.api.grammar import compile_grammar
+from pagefleet_server.api.grammar_worker import GrammarCompiler
 from pagefleet_server.api.lengths import check_room, check_text_bytes
 from pagefleet_server.api.parsers.choose import detect_reasoning, detect_tool_parser
 from pagefleet_server.api.token_text import TokenTexts
@@ -21,8 +21,6 @@ LONG_CHARS = 64 * 1024
 """Longer texts are tokenised one at a time, so that short ones always find a free thread."""
 ID_SLICE = 16 * 1024
 """Token ids are made into Python objects so many at a time: that holds the interpreter, wherever it runs."""
-GRAMMAR_SECONDS = 5.0
-MAX_GRAMMARS = 64
 Result = TypeVar("Result")
 
 
@@ -33,7 +31,7 @@ class TextModel:
         self._loaded = loaded
         self._pool = pool
         self._long_lane = asyncio.Semaphore(1)
-        self._grammars: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._grammars = GrammarCompiler()
         self._texts = TokenTexts(loaded.tokenizer)
         self.describe = self._texts.describe
         """One token as text and bytes."""
@@ -84,22 +82,8 @@ class TextModel:
         return await self._in_thread(work)
 
     async def compile(self, kind: str, source: str) -> str:
-        """A grammar for the engine, see grammar.compile_grammar; the last ones are remembered. Raises
-        BadRequestError, also when it takes too long (the thread still ends by the library's own limits)."""
-        known = self._grammars.get((kind, source))
-        if known is None:
-            try:
-                async with asyncio.timeout(GRAMMAR_SECONDS):
-                    known = await self._in_thread(lambda: compile_grammar(kind, source), is_long=True)
-            except TimeoutError as error:
-                raise BadRequestError(
-                    f"{kind}: not compiled within {GRAMMAR_SECONDS:g} s", code="invalid_grammar"
-                ) from error
-            self._grammars[kind, source] = known
-            if len(self._grammars) > MAX_GRAMMARS:
-                self._grammars.popitem(last=False)
-        self._grammars.move_to_end((kind, source))
-        return known
+        """A grammar for the engine, see grammar_worker. Raises BadRequestError."""
+        return await self._grammars.compile(kind, source)
 
     async def render(self, messages: Sequence[dict[str, Any]], **options: Any) -> str:
         """The prompt text of a conversation; options of ChatTemplate.render. Raises BadRequestError."""
@@ -149,6 +133,7 @@ class TextModel:
         return await asyncio.wrap_future(future)
 
 
-def load_text_model(path: Path, pool: ThreadPoolExecutor) -> TextModel:
-    """Blocking. Raises ModelError, or BadRequestError for a broken template."""
-    return TextModel(load_tokenizer(path), pool)
+def load_text_model(path: Path, pool: ThreadPoolExecutor, *, template: str | None = None) -> TextModel:
+    """Blocking. `template`: instead of the model's own. Raises ModelError, or BadRequestError for a broken template."""
+    loaded = load_tokenizer(path)
+    return TextModel(loaded if template is None else replace(loaded, chat_template=template), pool)
