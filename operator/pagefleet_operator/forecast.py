@@ -1,12 +1,17 @@
-"""Where demand will be when a replica that is ordered now is ready. Pure."""
+"""What demand is, and where it will be when a replica that is ordered now is ready. Pure."""
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
-WINDOW_SECONDS = 30.0
-"""Demand of so long ago still shapes the trend."""
-MIN_POINTS = 5
-MIN_SPAN_SECONDS = 6.0
+SMOOTHING_SECONDS = 16.0
+"""Demand is the mean of so long: the largest of many noisy values would keep replicas that no load needs."""
+
+MIN_TREND_SECONDS = 60.0
+MAX_TREND_SECONDS = 240.0
+"""A trend is looked for over the start-up time, within these bounds."""
+MIN_POINTS = 2
+"""Points that each quarter of a trend needs."""
 MAX_GROWTH = 2.0
 """A trend never more than doubles the demand of now."""
 
@@ -17,34 +22,43 @@ MAX_STARTS = 20
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """Demand in blocks at one time."""
+    """Demand at one time."""
 
     time: float
     demand: float
+    """Blocks."""
+    requests: float = 0.0
+    """Running, and waiting as far as they count."""
 
 
-def project(points: Sequence[Point], now: float, horizon_seconds: float) -> float:
-    """Demand at now + horizon, at least the last one and at most MAX_GROWTH times it.
+def smooth(points: Sequence[Point], now: float) -> Point:
+    """The mean of the last SMOOTHING_SECONDS. `points` are oldest first; the last one is now's and always counts."""
+    recent = [point for point in points[:-1] if now - SMOOTHING_SECONDS < point.time <= now] + [points[-1]]
+    return Point(
+        now,
+        sum(point.demand for point in recent) / len(recent),
+        sum(point.requests for point in recent) / len(recent),
+    )
 
-    The slope is the smaller one of the whole window's and of its later half's, and never negative: noise is no trend,
-    and a rise that has ended is none either. `points` are oldest first; the last one is now's.
+
+def project(points: Sequence[Point], level: float, now: float, horizon_seconds: float) -> float:
+    """Demand at now + horizon: at least `level`, at most MAX_GROWTH times it.
+
+    The slope is the smallest of the rises between the quarters of the time looked at, and never negative: noise is no
+    trend; a step is none, since some neighbouring quarters lie on the same side of it; nor is a rise that has ended.
     """
-    last = points[-1].demand
-    recent = [point for point in points if point.time > now - WINDOW_SECONDS]
-    if len(recent) < MIN_POINTS or recent[-1].time - recent[0].time < MIN_SPAN_SECONDS:
-        return last
-    slope = max(0.0, min(_slope(recent), _slope(recent[len(recent) // 2 :])))
-    return min(last + slope * horizon_seconds, last * MAX_GROWTH)
+    span = min(MAX_TREND_SECONDS, max(MIN_TREND_SECONDS, horizon_seconds))
+    quarters = [_mean(points, now - span + part * span / 4, now - span + (part + 1) * span / 4) for part in range(4)]
+    means = [mean for mean in quarters if mean is not None]
+    if len(means) < len(quarters):
+        return level
+    slope = max(0.0, min(after - before for before, after in pairwise(means))) / (span / 4)
+    return min(level + slope * horizon_seconds, level * MAX_GROWTH)
 
 
-def _slope(points: Sequence[Point]) -> float:
-    """Least squares, blocks per second."""
-    mean_time = sum(point.time for point in points) / len(points)
-    mean_demand = sum(point.demand for point in points) / len(points)
-    spread = sum((point.time - mean_time) ** 2 for point in points)
-    if spread == 0:
-        return 0.0
-    return sum((point.time - mean_time) * (point.demand - mean_demand) for point in points) / spread
+def _mean(points: Sequence[Point], start: float, end: float) -> float | None:
+    inside = [point.demand for point in points if start < point.time <= end]
+    return sum(inside) / len(inside) if len(inside) >= MIN_POINTS else None
 
 
 def start_seconds(starts: Sequence[tuple[str, float]]) -> float:

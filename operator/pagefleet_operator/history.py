@@ -7,8 +7,7 @@ restart in `status.autoscaling.history`. Times are seconds on the operator's clo
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pagefleet_operator.forecast import MAX_STARTS, Point
-from pagefleet_operator.forecast import WINDOW_SECONDS as TREND_SECONDS
+from pagefleet_operator.forecast import MAX_STARTS, MAX_TREND_SECONDS, Point
 
 MAX_BUCKETS = 12
 MAX_CHANGES = 256
@@ -86,10 +85,10 @@ class History:
         """Remember that the wanted replicas changed by `change`."""
         return replace(self, changes=(*self.changes, Change(now, change))[-MAX_CHANGES:])
 
-    def demanded(self, demand: float, *, now: float) -> "History":
-        """Remember the demand of one round."""
-        kept = (point for point in self.demand if point.time > now - TREND_SECONDS)
-        return replace(self, demand=(*kept, Point(now, demand))[-MAX_CHANGES:])
+    def demanded(self, point: Point) -> "History":
+        """Remember the demand of one round; those of other times than the last MAX_TREND_SECONDS are forgotten."""
+        kept = (old for old in self.demand if point.time - MAX_TREND_SECONDS < old.time <= point.time)
+        return replace(self, demand=(*kept, point)[-MAX_CHANGES:])
 
     def started(self, starts: Iterable[tuple[str, float]]) -> "History":
         """Remember measured start-ups, each pod once."""

@@ -3,7 +3,7 @@
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("operator", "server", "kernels", "localcluster")
+ROOMS = ("operator", "server", "kernels", "localcluster", "simulator")
 
 
 def test_room_folders_hold_no_python_of_their_own() -> None:

@@ -108,10 +108,10 @@ def test_growing_waits_for_the_scale_up_window() -> None:
     up = ScalingRules(30, "Max", FAST_UP.policies)
     spec = autoscaling(scale_up=up, scale_down=NO_WINDOW)
     calm = decide(spec, fleet(1, IDLE), History(), 0.0)
-    held = decide(spec, fleet(1, FULL), calm.history, 10.0)
+    held = decide(spec, fleet(1, FULL), calm.history, 20.0)
     assert (held.replicas, held.limited_by) == (1, "ScaleUpStabilized")
     grown = held
-    for now in range(12, 60, 2):
+    for now in range(22, 60, 2):
         grown = decide(spec, fleet(1, FULL), grown.history, float(now))
     assert grown.replicas == 2
 
@@ -169,6 +169,6 @@ def test_old_buckets_are_forgotten_and_their_number_is_bounded() -> None:
 def test_the_decision_names_its_numbers() -> None:
     decision = decide(autoscaling(), fleet(1, sample(used=61, waiting_blocks=7, running=3, waiting=1)), History(), 0.0)
     assert decision.message == (
-        "demand 68 blocks (61 used + 7 waiting), 80 per replica at target; 3 running, 1 waiting; 1 pods sampled; "
+        "demand 68 blocks (now 61 used + 7 waiting), 80 per replica at target; 3 running, 1 waiting; 1 pods sampled; "
         "wanted: KVBlocks 1"
     )

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pagefleet_operator.autoscale import decide
 from pagefleet_operator.errors import ScrapeError
 from pagefleet_operator.fleet import Fleet
-from pagefleet_operator.forecast import PRIOR_START_SECONDS, Point, project, start_seconds
+from pagefleet_operator.forecast import PRIOR_START_SECONDS, Point, project, smooth, start_seconds
 from pagefleet_operator.history import History
 from pagefleet_operator.latency import Histogram, Latencies, LatencyWindow
 from pagefleet_operator.metrics_text import parse_sample
@@ -87,31 +87,40 @@ class TestWindow:
 
 
 class TestForecast:
-    def points(self, *demands: float) -> list[Point]:
-        return [Point(2.0 * index, demand) for index, demand in enumerate(demands)]
+    def points(self, *demands: float, gap: float = 7.5) -> list[Point]:
+        return [Point(gap * index, demand) for index, demand in enumerate(demands, start=1)]
 
     def test_a_steady_rise_goes_on(self) -> None:
-        points = self.points(100, 102, 104, 106, 108, 110)
-        assert project(points, 10.0, 30.0) == pytest.approx(140)
+        points = self.points(100, 110, 120, 130, 140, 150, 160, 170)
+        assert project(points, 170, 60.0, 30.0) == pytest.approx(210)
 
     def test_it_at_most_doubles(self) -> None:
-        assert project(self.points(10, 50, 90, 130, 170, 210), 10.0, 1000.0) == 420
+        points = self.points(10, 50, 90, 130, 170, 210, 250, 290)
+        assert project(points, 290, 60.0, 1000.0) == 290, "too few points for so long"
+        assert project(points, 290, 60.0, 59.0) == 580
 
     def test_falling_and_flat_demand_stays_what_it_is(self) -> None:
-        assert project(self.points(9, 8, 7, 6, 5, 4), 10.0, 60.0) == 4
-        assert project(self.points(5, 5, 5, 5, 5, 5), 10.0, 60.0) == 5
+        assert project(self.points(9, 8, 7, 6, 5, 4, 3, 2), 2, 60.0, 60.0) == 2
+        assert project(self.points(*[5] * 8), 5, 60.0, 60.0) == 5
 
-    def test_a_rise_that_has_ended_is_no_rise(self) -> None:
-        assert project(self.points(0, 50, 100, 100, 100, 100), 10.0, 60.0) == 100
+    @pytest.mark.parametrize("before", range(9))
+    def test_a_step_is_no_trend_wherever_it_stands(self, before: int) -> None:
+        points = self.points(*[10.0] * before, *[100.0] * (8 - before))
+        assert project(points, 100, 60.0, 60.0) == 100
 
     def test_few_points_make_no_trend(self) -> None:
-        assert project(self.points(0, 50, 100), 4.0, 60.0) == 100
+        assert project(self.points(0, 50, 100), 100, 22.5, 60.0) == 100
+
+    def test_demand_is_the_mean_of_some_seconds(self) -> None:
+        points = self.points(10, 20, 30, 40, gap=4.0)
+        assert smooth(points, 16.0).demand == 25
+        assert smooth(points, 200.0).demand == 40, "the last one always counts"
 
     @settings(deadline=None)
     @given(st.lists(st.floats(0, 1e6), min_size=1, max_size=40), st.floats(0, 3600))
     def test_it_is_bounded(self, demands: list[float], horizon: float) -> None:
         points = self.points(*demands)
-        found = project(points, points[-1].time, horizon)
+        found = project(points, demands[-1], points[-1].time, horizon)
         assert demands[-1] <= found <= 2 * demands[-1] + 1e-9
 
     def test_start_up_time_is_measured_or_assumed(self) -> None:
@@ -123,8 +132,8 @@ def test_a_ramp_orders_replicas_before_it_needs_them() -> None:
     spec = autoscaling()
     history = History(starts=(("p", 30.0),))
     decision = decide(spec, fleet(1, sample(used=20)), history, 0.0)
-    for step in range(1, 10):
-        decision = decide(spec, fleet(1, sample(used=20 + 5 * step)), decision.history, 2.0 * step)
+    for step in range(1, 75):
+        decision = decide(spec, fleet(1, sample(used=10 + step)), decision.history, 2.0 * step)
         if decision.replicas > 1:
             break
     assert decision.replicas == 2

@@ -1,0 +1,40 @@
+"""What the fleet has to carry, from its samples: in KV-cache blocks and in requests. Pure.
+
+What counts is what came within one turnover, the time that a request runs. Without a queue that is what runs now. Where
+requests wait, all that came since the oldest of them came is in the queue, so its size over its age is the rate of
+arrivals: within one turnover this much came. Counting all of an old queue instead would size the fleet for a backlog
+that new replicas cannot take over: a request stays with the replica that accepted it.
+"""
+
+from collections.abc import Iterable
+
+from pagefleet_operator.fleet import Sample
+from pagefleet_operator.forecast import Point
+from pagefleet_operator.latency import WINDOW_SECONDS, Latencies
+
+MIN_FIRST_TOKENS = 20
+"""First tokens of the last window that a turnover needs; with fewer all that waits counts in full."""
+
+
+def demand_of(samples: Iterable[Sample], latencies: Latencies, now: float) -> Point:
+    """Demand of the sampled pods at `now`; `latencies` are those of the fleet's last window."""
+    kept = tuple(samples)
+    turnover = _turnover_seconds(sum(sample.running for sample in kept), latencies)
+    blocks = requests = 0.0
+    for sample in kept:
+        old = 0.0 if turnover is None else _part_that_is_old(sample.oldest_waiting_seconds, turnover)
+        recent = 1.0 if turnover is None else min(1.0, turnover / max(turnover, sample.oldest_waiting_seconds))
+        blocks += max(sample.blocks_used, sample.blocks_used * (1 - old) + sample.blocks_waiting * recent)
+        requests += max(sample.running, sample.running * (1 - old) + sample.waiting * recent)
+    return Point(now, blocks, requests)
+
+
+def _turnover_seconds(running: int, latencies: Latencies) -> float | None:
+    """How long a request runs, by Little's law; None: not known."""
+    first_tokens = latencies.time_to_first_token.total
+    return None if first_tokens < MIN_FIRST_TOKENS or not running else running * WINDOW_SECONDS / first_tokens
+
+
+def _part_that_is_old(oldest_seconds: float, turnover: float) -> float:
+    """Of what runs, the part that came before the last turnover, 0..1: all when even the queue is older."""
+    return min(1.0, oldest_seconds / turnover)

@@ -1,0 +1,218 @@
+"""The comparison: every policy over several traces and start-up times, each baseline tuned on another slice first."""
+
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from typing import Any
+
+from pagefleet_simulator.catalog import CATALOG, Settings
+from pagefleet_simulator.generators import diurnal, generate, on_off, spike
+from pagefleet_simulator.profile import load_profile
+from pagefleet_simulator.results import Result, summarise
+from pagefleet_simulator.scenario import Scenario
+from pagefleet_simulator.simulation import simulate
+from pagefleet_simulator.traces import read_shipped
+from pagefleet_simulator.workload import Workload
+
+OURS = "pagefleet"
+GOAL_PERCENT = 95.0
+"""Attainment that tuning asks for."""
+EQUAL_POINTS = 0.5
+"""Attainments this close count as equal."""
+TUNING_START_SECONDS = 110.0
+"""The start-up time that baselines are tuned with."""
+
+
+@dataclass(frozen=True, slots=True)
+class Load:
+    """A trace: the slice that policies are tuned on, and the one that is reported."""
+
+    name: str
+    what: str
+    tuning: Workload
+    test: Workload
+    initial_replicas: int = 1
+    """Ready when either begins: about what its first minutes need."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cell:
+    """One policy on one trace with one start-up time."""
+
+    load: str
+    start_seconds: float
+    policy: str
+    settings: Settings
+    result: Result
+    routing: str = "connection"
+
+
+@dataclass(frozen=True, slots=True)
+class Trial:
+    """One point of a grid."""
+
+    load: str
+    policy: str
+    settings: Settings
+    result: Result
+
+
+@dataclass(frozen=True, slots=True)
+class _Job:
+    load: str
+    is_tuning: bool
+    policy: str
+    settings: Settings
+    scenario: Scenario
+    scale: float
+
+
+def loads(scale: float = 1.0) -> dict[str, Load]:
+    """The four traces. `scale` < 1 shortens all of them, for a quick look; lengths of phases shrink with them."""
+    azure = read_shipped("azure_llm_2023_conv").within(8192)
+    made = [
+        Load(
+            "azure",
+            "Azure LLM inference 2023, conversation: tuned on minutes 0 to 6, reported on minutes 15 to 30",
+            azure.slice(0, 360 * scale),
+            azure.slice(900, 900 + 900 * scale),
+            initial_replicas=6,
+        ),
+        Load(
+            "diurnal",
+            "a day in an hour, 0.15 to 1.8 requests/s and back; tuned on half an hour, another seed",
+            generate("diurnal", diurnal(0.15, 1.8, 1800 * scale), 1800 * scale, seed=11),
+            generate("diurnal", diurnal(0.15, 1.8, 3600 * scale), 3600 * scale, seed=1),
+        ),
+        Load(
+            "bursts",
+            "15 minutes at 0.3 requests/s, 10 at 2.2, twice; tuned on one such pair, another seed",
+            generate("bursts", on_off(0.3, 2.2, 600 * scale, 900 * scale), 1500 * scale, seed=12),
+            generate("bursts", on_off(0.3, 2.2, 600 * scale, 900 * scale), 3000 * scale, seed=2),
+        ),
+        Load(
+            "spike",
+            "0.6 requests/s, 3 for five minutes, 0.6 again; tuned on a spike of 2.6 for four minutes, another seed",
+            generate("spike", spike(0.6, 2.6, 400 * scale, 240 * scale), 1200 * scale, seed=13),
+            generate("spike", spike(0.6, 3.0, 900 * scale, 300 * scale), 2400 * scale, seed=3),
+        ),
+    ]
+    return {load.name: load for load in made}
+
+
+_LOADS: dict[float, dict[str, Load]] = {}
+
+
+def _run(job: _Job) -> Result:
+    if job.scale not in _LOADS:
+        _LOADS[job.scale] = loads(job.scale)
+    load = _LOADS[job.scale][job.load]
+    workload = load.tuning if job.is_tuning else load.test
+    scenario = replace(job.scenario, initial_replicas=load.initial_replicas)
+    if job.policy == "static":
+        scenario = replace(scenario, initial_replicas=job.settings["replicas"])
+    policy = CATALOG[job.policy].make(scenario, workload, job.settings)
+    return summarise(workload, scenario, simulate(workload, scenario, policy))
+
+
+def tuned(trials: Sequence[Trial]) -> Trial:
+    """The cheapest that reaches the goal; when none does, the one with the highest attainment."""
+    good = [trial for trial in trials if trial.result.attainment_percent >= GOAL_PERCENT]
+    if good:
+        return min(good, key=lambda trial: (trial.result.device_hours, -trial.result.attainment_percent))
+    return max(trials, key=lambda trial: (trial.result.attainment_percent, -trial.result.device_hours))
+
+
+def compare(
+    *,
+    profile: str = "h100-qwen3-32b",
+    load_names: Sequence[str] = ("azure", "diurnal", "bursts", "spike"),
+    start_seconds: Sequence[float] = (30.0, 110.0, 240.0),
+    policies: Sequence[str] = tuple(CATALOG),
+    routings: Sequence[str] = ("connection",),
+    scale: float = 1.0,
+    seed: int = 0,
+    workers: int = 1,
+    on_progress: Callable[[int, int], None] | None = None,
+) -> tuple[list[Trial], list[Cell]]:
+    """(every grid point, every cell). Baselines are tuned once a trace; PageFleet runs with its defaults."""
+    base = Scenario(load_profile(profile), seed=seed)
+    tuning = replace(base, start_seconds=TUNING_START_SECONDS)
+    grid = [
+        _Job(load, True, policy, settings, tuning, scale)
+        for load in load_names
+        for policy in policies
+        if policy != OURS
+        for settings in CATALOG[policy].combinations()
+    ]
+    total = len(grid) + len(load_names) * len(start_seconds) * len(policies) * len(routings)
+    done = 0
+
+    def run_all(jobs: Sequence[_Job]) -> list[Result]:
+        nonlocal done
+        results: list[Result] = []
+        for result in pool.map(_run, jobs) if pool else map(_run, jobs):
+            results.append(result)
+            done += 1
+            if on_progress is not None:
+                on_progress(done, total)
+        return results
+
+    pool = ProcessPoolExecutor(workers) if workers > 1 else None
+    try:
+        trials = [
+            Trial(job.load, job.policy, job.settings, result) for job, result in zip(grid, run_all(grid), strict=True)
+        ]
+        best: dict[tuple[str, str], Settings] = {}
+        for load in load_names:
+            for policy in policies:
+                of_it = [trial for trial in trials if (trial.load, trial.policy) == (load, policy)]
+                best[load, policy] = tuned(of_it).settings if of_it else {}
+        jobs = [
+            _Job(load, False, policy, best[load, policy], replace(base, start_seconds=start, routing=routing), scale)
+            for routing in routings
+            for load in load_names
+            for start in start_seconds
+            for policy in policies
+        ]
+        cells = [
+            Cell(job.load, job.scenario.start_seconds, job.policy, job.settings, result, job.scenario.routing)
+            for job, result in zip(jobs, run_all(jobs), strict=True)
+        ]
+    finally:
+        if pool is not None:
+            pool.shutdown(cancel_futures=True)
+    return trials, cells
+
+
+def best_baseline(cells: Sequence[Cell]) -> Cell:
+    """Of one trace and start-up time: the cheapest that reaches the goal, else the one with the highest attainment."""
+    others = [cell for cell in cells if cell.policy != OURS]
+    good = [cell for cell in others if cell.result.attainment_percent >= GOAL_PERCENT]
+    if good:
+        return min(good, key=lambda cell: cell.result.device_hours)
+    return max(others, key=lambda cell: cell.result.attainment_percent)
+
+
+def verdict(ours: Result, other: Result) -> str:
+    """wins, ties, trades or loses, by attainment and cost."""
+    gained = ours.attainment_percent - other.attainment_percent
+    saved = other.device_hours - ours.device_hours
+    if (gained > EQUAL_POINTS and saved >= 0) or (gained >= -EQUAL_POINTS and saved > 0.01 * other.device_hours):
+        return "wins"
+    if abs(gained) <= EQUAL_POINTS and abs(saved) <= 0.01 * other.device_hours:
+        return "ties"
+    return "trades" if (gained > EQUAL_POINTS) or (saved > 0.01 * other.device_hours) else "loses"
+
+
+def to_json(trials: Sequence[Trial], cells: Sequence[Cell]) -> dict[str, Any]:
+    """For the evidence file."""
+    return {"trials": [asdict(trial) for trial in trials], "cells": [asdict(cell) for cell in cells]}
+
+
+def by_case(cells: Sequence[Cell]) -> Mapping[tuple[str, str, float], list[Cell]]:
+    """Cells by routing, trace and start-up time, in order."""
+    cases: dict[tuple[str, str, float], list[Cell]] = {}
+    for cell in cells:
+        cases.setdefault((cell.routing, cell.load, cell.start_seconds), []).append(cell)
+    return cases

@@ -1,0 +1,234 @@
+"""`pagefleet-sim`: replay a load against a simulated fleet, or compare all policies."""
+
+import argparse
+import json
+import math
+import os
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any
+
+from pagefleet_simulator import table
+from pagefleet_simulator.catalog import CATALOG
+from pagefleet_simulator.compare import Cell, Trial, compare, to_json
+from pagefleet_simulator.plot import PlotError, draw
+from pagefleet_simulator.profile import ProfileError, load_profile, shipped_profiles
+from pagefleet_simulator.results import Result, summarise
+from pagefleet_simulator.routing import ROUTINGS
+from pagefleet_simulator.scenario import Faults, Objective, Scenario
+from pagefleet_simulator.simulation import Outcome, simulate
+from pagefleet_simulator.specs import parse_load, parse_settings
+from pagefleet_simulator.workload import Workload
+
+Progress = Callable[[float], None]
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Exit codes: 0 done, 2 what was asked for cannot be simulated."""
+    options = _parser().parse_args(arguments)
+    try:
+        if options.command == "profiles":
+            for name in shipped_profiles():
+                print(f"{name}: {load_profile(name).source}")
+            return 0
+        return _compare(options) if options.command == "compare" else _run(options)
+    except (ValueError, ProfileError, PlotError, OSError) as error:
+        print(f"pagefleet-sim: {error}", file=sys.stderr)
+        return 2
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="pagefleet-sim", description=__doc__)
+    commands = parser.add_subparsers(dest="command", required=True)
+    commands.add_parser("profiles", help="list the shipped profiles and their sources")
+
+    run = commands.add_parser("run", help="one load, one or more policies")
+    run.add_argument(
+        "--load", default="azure", help="azure[:FILE], burstgpt:FILE, mooncake:FILE or GENERATOR:key=value,…"
+    )
+    run.add_argument(
+        "--seconds", type=float, default=3600.0, help="length of generated load, and cut of a trace (3600)"
+    )
+    run.add_argument("--from", dest="start", type=float, default=0.0, help="second of the trace to begin with (0)")
+    run.add_argument("--rate", type=float, default=1.0, help="replay so many times as fast (1)")
+    run.add_argument("--profile", default="h100-qwen3-32b", help=f"one of {', '.join(shipped_profiles())}, or a file")
+    run.add_argument(
+        "--policy",
+        action="append",
+        metavar="NAME[:key=value,…]",
+        help=f"of {', '.join(CATALOG)}; repeatable (pagefleet)",
+    )
+    run.add_argument("--start-seconds", type=float, default=110.0, help="start-up time of a replica (110)")
+    run.add_argument("--min", dest="min_replicas", type=int, default=1)
+    run.add_argument("--max", dest="max_replicas", type=int, default=16)
+    run.add_argument("--initial", dest="initial_replicas", type=int, default=1, help="ready when the load begins (1)")
+    run.add_argument("--devices", type=int, help="accelerators of the cluster; without: enough")
+    run.add_argument("--routing", choices=ROUTINGS, default="connection")
+    run.add_argument("--crash-every", type=float, metavar="SECONDS", help="mean life of a replica; without: for ever")
+    run.add_argument(
+        "--silent", type=float, default=0.0, metavar="PART", help="part of the scrapes without an answer, 0..1"
+    )
+    run.add_argument("--ttft", type=float, default=3.0, help="objective: seconds to the first token (3)")
+    run.add_argument("--tpot", type=float, default=0.1, help="objective: mean seconds between tokens (0.1)")
+    run.add_argument("--seed", type=int, default=0)
+    run.add_argument("--plot", type=Path, help="write FILE.png and FILE.svg")
+    run.add_argument("--json", type=Path, help="write the numbers")
+
+    whole = commands.add_parser("compare", help="all policies, tuned, on all traces: the published table")
+    whole.add_argument("--scale", type=float, default=1.0, help="shorten all traces, for a quick look (1)")
+    whole.add_argument("--policies", default=",".join(CATALOG), help="only these")
+    whole.add_argument("--loads", default="azure,diurnal,bursts,spike")
+    whole.add_argument("--start-seconds", default="30,110,240")
+    whole.add_argument("--routings", default="connection")
+    whole.add_argument("--seed", type=int, default=0)
+    whole.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    whole.add_argument("--keep", type=Path, metavar="JSON", help="take what is not run again from an earlier --json")
+    whole.add_argument("--json", type=Path, help="write everything")
+    whole.add_argument("--markdown", type=Path, help="write the tables")
+    whole.add_argument("--commit", default="", help="noted in the files")
+    return parser
+
+
+def _run(options: argparse.Namespace) -> int:
+    profile = load_profile(options.profile)
+    load = parse_load(options.load, seconds=options.seconds, seed=options.seed)
+    load = (
+        load.slice(options.start, options.start + options.seconds).at_rate(options.rate).within(profile.max_model_len)
+    )
+    scenario = Scenario(
+        profile,
+        start_seconds=options.start_seconds,
+        min_replicas=options.min_replicas,
+        max_replicas=options.max_replicas,
+        initial_replicas=options.initial_replicas,
+        devices=options.devices,
+        routing=options.routing,
+        objective=Objective(options.ttft, options.tpot),
+        faults=Faults(options.crash_every, options.silent),
+        seed=options.seed,
+    )
+    rows, numbers = [], {}
+    for text in options.policy or ["pagefleet"]:
+        name, result, outcome = _simulate(text, scenario, load)
+        rows.append(table.row(name, result))
+        numbers[name] = asdict(result)
+        if options.plot is not None:
+            target = (
+                options.plot
+                if len(options.policy or []) < 2
+                else options.plot.with_name(f"{options.plot.stem}-{text.partition(':')[0]}")
+            )
+            for path in draw(load, outcome, f"{name} on {load.name}, start-up {scenario.start_seconds:g} s", target):
+                print(f"wrote {path}", file=sys.stderr)
+    print(f"{len(load.arrivals)} requests within {load.seconds:.0f} s, {profile.name}, seed {options.seed}\n")
+    print(table.markdown(rows))
+    if options.json is not None:
+        options.json.write_text(_dump({"seed": options.seed, "load": load.name, "results": numbers}))
+    return 0
+
+
+def _simulate(text: str, scenario: Scenario, load: Workload) -> tuple[str, Result, Outcome]:
+    name, _, rest = text.partition(":")
+    if name not in CATALOG:
+        raise ValueError(f"policy {name!r} is none of {', '.join(CATALOG)}")
+    settings = parse_settings(rest)
+    if name == "static":
+        settings.setdefault("replicas", scenario.initial_replicas)
+        scenario = replace(scenario, initial_replicas=settings["replicas"])
+    try:
+        policy = CATALOG[name].make(scenario, load, settings)
+    except TypeError as error:
+        raise ValueError(f"policy {name}: {error}") from error
+    with progress_bar(policy.name) as on_progress:
+        outcome = simulate(load, scenario, policy, on_progress=on_progress)
+    return policy.name, summarise(load, scenario, outcome), outcome
+
+
+def _compare(options: argparse.Namespace) -> int:
+    policies = options.policies.split(",")
+    unknown = [name for name in policies if name not in CATALOG]
+    if unknown:
+        raise ValueError(f"policy {unknown[0]!r} is none of {', '.join(CATALOG)}")
+    with progress_bar("comparison") as on_progress:
+        trials, cells = compare(
+            load_names=options.loads.split(","),
+            start_seconds=[float(text) for text in options.start_seconds.split(",")],
+            policies=policies,
+            routings=options.routings.split(","),
+            scale=options.scale,
+            seed=options.seed,
+            workers=options.workers,
+            on_progress=lambda done, total: on_progress(done / total),
+        )
+    if options.keep is not None:
+        old_trials, old_cells = from_json(json.loads(options.keep.read_text()))
+        trials = [trial for trial in old_trials if trial.policy not in policies] + trials
+        cells = [cell for cell in old_cells if cell.policy not in policies] + cells
+        cells.sort(
+            key=lambda cell: (
+                cell.routing,
+                options.loads.find(cell.load),
+                cell.start_seconds,
+                list(CATALOG).index(cell.policy),
+            )
+        )
+    note = {"seed": options.seed, "commit": options.commit, "scale": options.scale}
+    if options.json is not None:
+        options.json.write_text(_dump({**note, **to_json(trials, cells)}))
+    text = table.comparison(cells)
+    if options.markdown is not None:
+        options.markdown.write_text(text + "\n\n## Grids\n\n" + table.grid_report(trials) + "\n")
+    print(text)
+    return 0
+
+
+def from_json(document: dict[str, Any]) -> tuple[list[Trial], list[Cell]]:
+    """What to_json() gave."""
+    names = {field.name for field in fields(Result)}
+
+    def result(item: dict[str, Any]) -> Result:
+        values: dict[str, Any] = {
+            name: math.inf if value is None else value for name, value in item["result"].items() if name in names
+        }
+        return Result(**values)
+
+    trials = [Trial(item["load"], item["policy"], item["settings"], result(item)) for item in document["trials"]]
+    cells = [
+        Cell(item["load"], item["start_seconds"], item["policy"], item["settings"], result(item), item["routing"])
+        for item in document["cells"]
+    ]
+    return trials, cells
+
+
+def _dump(document: dict[str, Any]) -> str:
+    """JSON has no infinity: null stands for it."""
+
+    def finite(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {name: finite(item) for name, item in value.items()}
+        if isinstance(value, list | tuple):
+            return [finite(item) for item in value]
+        if isinstance(value, float):
+            return None if math.isinf(value) else round(value, 4)
+        return value
+
+    return json.dumps(finite(document), indent=1) + "\n"
+
+
+@contextmanager
+def progress_bar(name: str) -> Iterator[Progress]:
+    """A bar on a terminal, nothing elsewhere."""
+    if not sys.stderr.isatty():
+        yield lambda _: None
+        return
+    from tqdm import tqdm
+
+    with tqdm(total=100, desc=name, unit="%", leave=False) as bar:
+
+        def on_progress(part: float) -> None:
+            bar.update(max(0, int(100 * part) - bar.n))
+
+        yield on_progress
