@@ -14,6 +14,8 @@ from pagefleet_operator import names
 from pagefleet_operator.builders import Manifest
 
 Child = Mapping[str, Any]
+ATOMIC_FIELDS = frozenset({"selector", "podSelector"})
+"""Fields that the API replaces as a whole: a key that someone adds to a Service's selector is an edit of ours."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +57,10 @@ def project(live: Any, manifest: Any) -> Any:
     if isinstance(manifest, Mapping):
         if not isinstance(live, Mapping):
             return live
-        return {key: project(live.get(key), value) for key, value in manifest.items()}
+        return {
+            key: live.get(key) if key in ATOMIC_FIELDS else project(live.get(key), value)
+            for key, value in manifest.items()
+        }
     if not isinstance(manifest, list) or not isinstance(live, list):
         return live
     if manifest and all(isinstance(item, Mapping) and "name" in item for item in manifest):

@@ -214,6 +214,15 @@ class TestNeedsApply:
         child["spec"]["template"]["spec"]["containers"][0]["image"] = "other"
         assert needs_apply(self.manifest, child, applied(self.manifest, self.answer()))
 
+    def test_when_someone_added_to_a_selector(self) -> None:
+        """Selectors are replaced as a whole: one more key in them and the Service finds no pod."""
+        service = builders.service(llmd())
+        live = copy.deepcopy(service) | {"metadata": service["metadata"] | {"uid": "s"}}
+        edited = copy.deepcopy(live)
+        edited["spec"]["selector"]["other"] = "label"
+        assert was_edited(edited, applied(service, live))
+        assert not was_edited(copy.deepcopy(live), applied(service, live))
+
     def test_when_a_label_of_ours_is_gone(self) -> None:
         child = self.answer()
         child["metadata"]["labels"] = {}
