@@ -41,6 +41,11 @@ class ModelSettings:
     """Tokens of prompt plus output, >= 1. None: the model's own limit; always capped by what the blocks can hold."""
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Compute threads, >= 1. None: the CPUs this process may use (affinity and cgroup), CPU device only."""
+    chat_template: str | None = None
+    """Jinja file for conversations, or the template itself. None: the model's own."""
+    generation_config: bool = True
+    """Requests that do not say get temperature, top_p, top_k, min_p and repetition_penalty of the model's
+    generation_config.json; false: the API's defaults, 1.0 and off."""
     pooling: Annotated[str, Choices(("auto", "none", "last", "mean"))] = "auto"
     """auto, none, last or mean. last and mean make an embedding model of it: /v1/embeddings gives the last token's
     hidden state, or the mean over all. auto: what the checkpoint's modules.json says; without one, none."""

@@ -56,6 +56,18 @@ def _from_directory(path: Path) -> LoadedTokenizer:
     return _finish(tokenizer, _directory_template(path, config), bos, eos)
 
 
+def read_template(given: str) -> str:
+    """What --chat-template means: a template has {{ or {% in it, anything else is a file. Raises ModelError."""
+    if "{{" in given or "{%" in given:
+        return given
+    try:
+        return Path(given).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ModelError(
+            f"--chat-template {given[:200]}: cannot be read ({str(error)[:200]}); check the path"
+        ) from error
+
+
 def _directory_template(path: Path, config: Mapping[str, Any]) -> str | None:
     """chat_template.jinja, else chat_template.json, else tokenizer_config.json (a string, or a list with "default")."""
     file = path / "chat_template.jinja"
@@ -137,7 +149,8 @@ _PRE_TOKENIZERS: Mapping[str, Callable[[], pre_tokenizers.PreTokenizer]] = {
     "llama-bpe": lambda: _split_first(_LLAMA3_SPLIT),
     "qwen2": lambda: _split_first(_QWEN2_SPLIT),
 }
-_CONTROL, _USER_DEFINED = 3, 4
+CONTROL, _USER_DEFINED = 3, 4
+"""ggml's types of tokens."""
 
 
 def _from_gguf(metadata: GGUFMetadata) -> LoadedTokenizer:
@@ -174,7 +187,7 @@ def _from_gguf(metadata: GGUFMetadata) -> LoadedTokenizer:
     tokenizer.pre_tokenizer = _PRE_TOKENIZERS[pre]()
     tokenizer.decoder = decoders.ByteLevel()
     tokenizer.add_special_tokens(
-        [AddedToken(tokens[i], special=True, normalized=False) for i, t in enumerate(types) if t == _CONTROL]
+        [AddedToken(tokens[i], special=True, normalized=False) for i, t in enumerate(types) if t == CONTROL]
     )
     tokenizer.add_tokens(
         [AddedToken(tokens[i], special=False, normalized=False) for i, t in enumerate(types) if t == _USER_DEFINED]

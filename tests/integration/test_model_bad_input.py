@@ -15,6 +15,7 @@ from pagefleet_server import host_memory
 from pagefleet_server.gguf_metadata import read_gguf_metadata
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.checkpoint import open_checkpoint
+from pagefleet_server.models.executor import open_model
 from pagefleet_server.models.loading import load_model
 from pagefleet_server.models.safetensors_table import read_tensor_table
 from pagefleet_server.settings import ModelSettings
@@ -28,8 +29,8 @@ UP = "model.layers.1.mlp.up_proj.weight"
 Tensors = dict[str, torch.Tensor]
 
 
-def load(path: Path, *, load_format: str = "auto") -> None:
-    load_model(ModelSettings(model=str(path), device="cpu", dtype="float32", load_format=load_format))
+def load(path: Path) -> None:
+    load_model(ModelSettings(model=str(path), device="cpu", dtype="float32"))
 
 
 def change_tensors(path: Path, change: Callable[[Tensors], object]) -> Path:
@@ -115,9 +116,10 @@ def test_broken_checkpoint_is_refused_by_name(tmp_path: Path, name: str) -> None
     assert str(path) in str(error.value)
 
 
+@pytest.mark.parametrize("executor", ["fused", "transformers"])
 @pytest.mark.parametrize("kind", ["directory", "gguf", "dummy"])
 def test_model_larger_than_memory_is_refused_before_it_is_read(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, executor: str
 ) -> None:
     if kind == "gguf":
         path, module = tiny_llama_gguf(tmp_path / "m.gguf", tied=True)
@@ -126,13 +128,20 @@ def test_model_larger_than_memory_is_refused_before_it_is_read(
         module = load_model(ModelSettings(model=str(path), device="cpu", dtype="float32")).module
     needed = sum(parameter.nbytes for parameter in module.parameters())
     held = 2**30
+    settings = ModelSettings(
+        model=str(path),
+        device="cpu",
+        dtype="float32",
+        load_format="dummy" if kind == "dummy" else "auto",
+        executor=executor,
+    )
     monkeypatch.setattr(host_memory, "resident_bytes", lambda: held)
     monkeypatch.setattr(host_memory, "limit_bytes", lambda: held + needed - 1)
     with pytest.raises(ModelError, match=f"take {needed} bytes in float32.* is {held + needed - 1} ") as error:
-        load(path, load_format="dummy" if kind == "dummy" else "auto")
+        open_model(settings)
     assert str(path) in str(error.value)
     monkeypatch.setattr(host_memory, "limit_bytes", lambda: held + needed)
-    load(path, load_format="dummy" if kind == "dummy" else "auto")
+    open_model(settings)
 
 
 def damages(data: bytes, rng: random.Random, count: int, *, within: int) -> list[bytes]:

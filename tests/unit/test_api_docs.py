@@ -9,6 +9,7 @@ from pagefleet_server.api.app import make_page_routes, make_routes
 from pagefleet_server.api.openapi import make_openapi
 from pagefleet_server.api.protocol.chat import ChatBody
 from pagefleet_server.api.protocol.completions import CompletionBody
+from pagefleet_server.api.protocol.embeddings import EmbeddingBody
 from pagefleet_server.api.protocol.fields import HARMLESS, REFUSED
 from pagefleet_server.api.protocol.sampling import SamplingBody
 
@@ -53,6 +54,7 @@ def test_the_docs_name_every_supported_field() -> None:
     assert rows("Fields of both generation routes") == both
     assert rows("Fields of /v1/completions") == set(CompletionBody.model_fields) - both
     assert rows("Fields of /v1/chat/completions") == set(ChatBody.model_fields) - both
+    assert rows("Fields of /v1/embeddings") == set(EmbeddingBody.model_fields)
 
 
 def test_the_docs_name_every_refused_and_every_harmless_field() -> None:

@@ -9,6 +9,7 @@ from aiohttp import web
 
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.generation import ChoicePlan, Terms
+from pagefleet_server.api.generation_defaults import with_defaults
 from pagefleet_server.api.grammar import Shape, read_grammar
 from pagefleet_server.api.lengths import resolve_max_tokens
 from pagefleet_server.api.protocol.sampling import SamplingBody
@@ -74,6 +75,7 @@ def plan_choices(
 ) -> list[ChoicePlan]:
     """`n` choices for each prompt, in order. Raises BadRequestError."""
     ready = loaded.ready
+    body = with_defaults(body, loaded.defaults)
     rules = make_text_rules(body, eos_token_ids=ready.eos_token_ids)
     first_seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed
     plans = []

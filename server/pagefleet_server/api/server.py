@@ -18,6 +18,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from pagefleet_server.api.api_keys import ApiKeys, KeyFileError
 from pagefleet_server.api.app import make_app
 from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.generation_defaults import load_generation_defaults
 from pagefleet_server.api.service import DrainExpiredError, Loaded, Service
 from pagefleet_server.api.text_model import TextModel, load_text_model
 from pagefleet_server.api.tracing import TracingUnavailableError, make_tracing
@@ -28,6 +29,7 @@ from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.download import DownloadError, make_download
 from pagefleet_server.models.hub import SCHEME, hub_model
 from pagefleet_server.settings import EngineSettings, ServerSettings
+from pagefleet_server.tokenizer import read_template
 
 TEXT_THREADS = 2
 LAST_WORDS_SECONDS = 2.0
@@ -157,7 +159,8 @@ class Server:
         try:
             fetched = await self._fetch(service)
             model = fetched or Path(self._settings.engine.model.model)
-            text: TextModel = await loop.run_in_executor(pool, load_text_model, model, pool)
+            text: TextModel = await loop.run_in_executor(pool, self._load_text, model, pool)
+            defaults = load_generation_defaults(model) if self._settings.engine.model.generation_config else {}
         except (ModelError, BadRequestError) as error:
             LOGGER.error("the model cannot be served: %s", error)
             return ExitCode.BAD_MODEL
@@ -169,7 +172,9 @@ class Server:
             ready = await service.client.wait_ready()
         except EngineDeadError:
             return None  # _watch_engine tells
-        service.loaded = Loaded(ready, text)
+        service.loaded = Loaded(ready, text, defaults)
+        if defaults:
+            LOGGER.info("requests that do not say get the model's own %s", defaults)
         LOGGER.info(
             "ready after %.1f s: context %d tokens, %d blocks of %d tokens, attention %s",
             self._clock() - begun,
@@ -179,6 +184,11 @@ class Server:
             ready.attention_backend,
         )
         return None
+
+    def _load_text(self, model: Path, pool: ThreadPoolExecutor) -> TextModel:
+        """Blocking. Raises ModelError, BadRequestError."""
+        given = self._settings.engine.model.chat_template
+        return load_text_model(model, pool, template=None if given is None else read_template(given))
 
     async def _fetch(self, service: Service) -> Path | None:
         """Where a model of a hub lies after its download; None for one of this machine. Raises ModelError or

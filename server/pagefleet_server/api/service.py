@@ -3,9 +3,10 @@
 import asyncio
 import math
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from types import MappingProxyType
 
 from aiohttp import web
 
@@ -43,6 +44,8 @@ class Loaded:
 
     ready: Ready
     text: TextModel
+    defaults: Mapping[str, float] = field(default_factory=lambda: MappingProxyType({}))
+    """Sampling of requests that do not say, see generation_defaults."""
 
 
 class Service:

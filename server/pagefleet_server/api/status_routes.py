@@ -104,6 +104,7 @@ def _model(service: Service) -> dict[str, object]:
         "root": service.settings.engine.model.model,
         "parent": None,
         "max_model_len": loaded.ready.max_model_len,
+        "default_sampling_params": dict(loaded.defaults),
     }
 
 

@@ -4,6 +4,7 @@ transformers is imported only when it is chosen: its import costs as much as all
 """
 
 import logging
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
@@ -24,6 +25,7 @@ from pagefleet_server.models.gguf_llama import llama_values
 from pagefleet_server.models.layer_call import StepContext
 from pagefleet_server.models.layer_spec import LayerSpec
 from pagefleet_server.models.pooling import Pooling, pooling_of
+from pagefleet_server.models.weight_memory import check_weights_fit
 from pagefleet_server.settings import ModelSettings
 from pagefleet_server.tokenizer import read_json
 
@@ -160,12 +162,16 @@ def _open_fused(settings: ModelSettings) -> _OpenedFused:
     spec = read_spec(values)
     device = resolve_device(settings.device)
     stored = None if checkpoint.gguf is not None else _stored_dtype(values)
+    source = open_source(checkpoint, spec, dummy=dummy)
+    dtype = resolve_dtype(settings.dtype, stored, device)
+    needed = sum(math.prod(shape) for shape in source.shapes().values()) * dtype.itemsize
+    check_weights_fit(checkpoint.path, needed, dtype, device)
     return _OpenedFused(
         settings=settings,
         checkpoint=checkpoint,
         spec=spec,
-        source=open_source(checkpoint, spec, dummy=dummy),
-        dtype=resolve_dtype(settings.dtype, stored, device),
+        source=source,
+        dtype=dtype,
         device=device,
         eos=eos_token_ids(checkpoint, spec.eos_token_ids),
     )
