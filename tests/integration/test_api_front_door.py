@@ -100,6 +100,9 @@ async def test_an_answer_that_is_not_complete_in_time_is_ended(tmp_path: Path) -
         headers = {"X-Request-Timeout": "0.2"}
         async with talk.session.post("/v1/completions", json=LONG, headers=headers) as response:
             assert response.status == 504
+        slow = {"regex": "((((a{0,100}){0,100}){0,100}){0,100})b"}
+        status, answer = await talk.post("/v1/completions", timeout=1e-6, structured_outputs=slow, **LONG)
+        assert (status, answer["error"]["code"]) == (504, "deadline_exceeded"), "the time of building it counts"
         for wrong in ("soon", "0", "-1", "nan"):
             headers = {"X-Request-Timeout": wrong}
             async with talk.session.post("/v1/completions", json=LONG, headers=headers) as response:

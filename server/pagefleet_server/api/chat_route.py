@@ -31,14 +31,15 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
         body = body.model_copy(update={"skip_special_tokens": False})
     with ExitStack() as stack:
         with service.admit(body.n) as arrival:
-            text = await render(loaded, body)
-            prompt = await loaded.text.encode(
-                text, add_special_tokens=body.add_special_tokens, max_model_len=loaded.ready.max_model_len
-            )
-            wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
-            facts = await learn_facts(loaded, body, call=_shape_call(kind, body))
-            plans = plan_choices(loaded, body, [(prompt, None)], facts, wanted=wanted, default=None)
             terms = read_terms(request, service, body, arrival)
+            async with terms.in_time(service.clock()):
+                text = await render(loaded, body)
+                prompt = await loaded.text.encode(
+                    text, add_special_tokens=body.add_special_tokens, max_model_len=loaded.ready.max_model_len
+                )
+                facts = await learn_facts(loaded, body, call=_shape_call(kind, body))
+            wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
+            plans = plan_choices(loaded, body, [(prompt, None)], facts, wanted=wanted, default=None)
             generation = stack.enter_context(Generation(service, loaded.text, plans, terms))
         reasons = loaded.text.reasons
         open_in_prompt = text.rstrip().endswith(OPEN)

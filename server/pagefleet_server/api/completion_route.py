@@ -23,10 +23,11 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     service.check_model(body.model)
     with ExitStack() as stack:
         with service.admit(len(body.prompts) * body.n) as arrival:
-            prompts = [await _encode(loaded, body, prompt) for prompt in body.prompts]
-            facts = await learn_facts(loaded, body)
-            plans = plan_choices(loaded, body, prompts, facts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
             terms = read_terms(request, service, body, arrival)
+            async with terms.in_time(service.clock()):
+                prompts = [await _encode(loaded, body, prompt) for prompt in body.prompts]
+                facts = await learn_facts(loaded, body)
+            plans = plan_choices(loaded, body, prompts, facts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
             generation = stack.enter_context(Generation(service, loaded.text, plans, terms))
         reply = CompletionReply(
             make_head("cmpl", service),

@@ -2,8 +2,8 @@
 
 import asyncio
 import itertools
-from collections.abc import AsyncGenerator, Callable, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator, Sequence
+from contextlib import aclosing, asynccontextmanager
 from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Self
@@ -47,6 +47,21 @@ class Terms:
     priority: int = 0
     on_end: OnEnd | None = None
     """Told of every choice that has ended."""
+
+    def overdue(self) -> DeadlineError:
+        """What a request is told whose time is over."""
+        return DeadlineError(f"the answer was not complete after {self.timeout_seconds:g} s")
+
+    @asynccontextmanager
+    async def in_time(self, now: float) -> AsyncIterator[None]:
+        """Template, tokenizer and grammar have the same deadline as the answer. Raises DeadlineError."""
+        try:
+            async with asyncio.timeout(
+                None if self.timeout_seconds is None else self.arrival + self.timeout_seconds - now
+            ):
+                yield
+        except TimeoutError as error:
+            raise self.overdue() from error
 
 
 @dataclass(slots=True)
@@ -239,7 +254,7 @@ class Generation:
 
     def _expire(self) -> None:
         """The deadline is over."""
-        self._give_up(DeadlineError(f"the answer was not complete after {self._terms.timeout_seconds:g} s"))
+        self._give_up(self._terms.overdue())
 
     def _leave_queue(self) -> None:
         """It has waited long enough, if it still waits."""
