@@ -66,7 +66,7 @@ def problems_of(template: Any, path: str, placement: str) -> Iterator[str]:
         if name not in ("metadata", "spec"):
             yield f"{path}.{name}: is no field; a template has metadata and spec"
     yield from _patches(template, path)
-    metadata, spec = template.get("metadata") or {}, template.get("spec") or {}
+    metadata, spec = ({} if template.get(part) is None else template[part] for part in ("metadata", "spec"))
     if not isinstance(metadata, Mapping) or not isinstance(spec, Mapping):
         yield f"{path}: metadata and spec must be objects"
         return
@@ -98,6 +98,9 @@ def _container_problems(spec: Mapping[str, Any], path: str, home: str) -> Iterat
         for index, container in enumerate(containers):
             if not isinstance(container.get("name"), str):
                 yield f"{path}.spec.{kind}[{index}].name: is required"
+            env = container.get("env")
+            if env is not None and not (isinstance(env, list) and all(isinstance(item, Mapping) for item in env)):
+                yield f"{path}.spec.{kind}[{index}].env: must be a list of objects"
             if container.get("name") != names.CONTAINER:
                 continue
             if kind != home:
@@ -149,11 +152,18 @@ def _patches(value: Any, path: str) -> Iterator[str]:
 
 def merged(pod_template: Manifest, template: Mapping[str, Any]) -> Manifest:
     """Our pod template with the user's merged over it; the user's containers learn where the server is."""
-    made: Manifest = _merge(copy.deepcopy(pod_template), template)
+    made: Manifest = _merge(copy.deepcopy(pod_template), _without_nulls(template))
     for container in [*made["spec"].get("containers", []), *made["spec"].get("initContainers", [])]:
         if container["name"] != names.CONTAINER:
             _introduce(container)
     return made
+
+
+def _without_nulls(value: Any) -> Any:
+    """A field that is null is a field that is not there, as everywhere in the API."""
+    if isinstance(value, Mapping):
+        return {name: _without_nulls(item) for name, item in value.items() if item is not None}
+    return [_without_nulls(item) for item in value] if isinstance(value, list) else value
 
 
 def _introduce(container: Manifest) -> None:
@@ -198,4 +208,4 @@ def _merge_lists(ours: list[Any], theirs: list[Any], keys: tuple[str, ...]) -> l
 def _key(item: Any, keys: tuple[str, ...]) -> tuple[Any, ...]:
     if not isinstance(item, Mapping):
         return (repr(item),)
-    return tuple(item.get(key, KEY_DEFAULTS.get(key)) for key in keys)
+    return tuple(repr(item.get(key, KEY_DEFAULTS.get(key))) for key in keys)
