@@ -129,6 +129,7 @@ NUMBERS = {
     "spec.model.maxModelLen": fields.MAX_MODEL_LEN,
     "spec.replicas": fields.REPLICAS,
     "spec.autoscaling.minReplicas": fields.MIN_REPLICAS,
+    "spec.autoscaling.priority": fields.SCALING_PRIORITY,
     "spec.autoscaling.maxReplicas": fields.MAX_REPLICAS,
     "spec.autoscaling.targets.kvBlockOccupancyPercent": fields.KV_BLOCK_OCCUPANCY_PERCENT,
     "spec.autoscaling.targets.queuedRequestsPerReplica": fields.QUEUED_REQUESTS_PER_REPLICA,

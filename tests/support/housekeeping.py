@@ -31,10 +31,11 @@ logger = logging.getLogger(__name__)
 PERIOD_SECONDS = 0.1
 FOREGROUND, ORPHAN = "foregroundDeletion", "orphan"
 NAMESPACES = Resource("v1", "namespaces", "Namespace", namespaced=False)
+SERVICE_ACCOUNTS = Resource("v1", "serviceaccounts", "ServiceAccount")
 LLMDS = Resource("pagefleet.dev/v1alpha1", "llmdeployments", "LLMDeployment")
 COLLECTED = (
-    CONFIG_MAPS, SECRETS, SERVICES, PODS, CLAIMS, RESOURCE_QUOTAS, EVENTS, DEPLOYMENTS, REPLICA_SETS, ENDPOINT_SLICES,
-    DISRUPTION_BUDGETS, LEASES, LLMDS,
+    CONFIG_MAPS, SECRETS, SERVICE_ACCOUNTS, SERVICES, PODS, CLAIMS, RESOURCE_QUOTAS, EVENTS, DEPLOYMENTS, REPLICA_SETS,
+    ENDPOINT_SLICES, DISRUPTION_BUDGETS, LEASES, LLMDS,
 )  # fmt: skip
 Found = list[tuple[Resource, Object]]
 

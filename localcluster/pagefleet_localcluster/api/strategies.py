@@ -62,6 +62,12 @@ def _complete_namespace(_cluster: Cluster, obj: Json) -> None:
     obj["spec"].setdefault("finalizers", ["kubernetes"])
 
 
+def _complete_node(_cluster: Cluster, obj: Json) -> None:
+    """No pod comes to a new node before its first report."""
+    taint = {"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}
+    obj["spec"].setdefault("taints", []).append(taint)
+
+
 def _service(_cluster: Cluster, obj: Json, old: Json | None) -> None:
     spec = obj["spec"]
     for port in spec.get("ports") or ():
@@ -166,7 +172,9 @@ _STRATEGIES: dict[tuple[str, str], Strategy] = {
     ("", "serviceaccounts"): Strategy(returns_deleted=True),
     ("", "persistentvolumeclaims"): Strategy(returns_deleted=True),
     ("", "resourcequotas"): Strategy(returns_deleted=True),
-    ("", "nodes"): Strategy(structs=("spec", "status", "status.nodeInfo", "status.daemonEndpoints")),
+    ("", "nodes"): Strategy(
+        complete=_complete_node, structs=("spec", "status", "status.nodeInfo", "status.daemonEndpoints")
+    ),
     ("", "events"): Strategy(
         prepare=_event, check=_check_event, structs=("source", "reportingComponent", "reportingInstance")
     ),

@@ -15,6 +15,8 @@ from pagefleet_localcluster.objects import (
 from pagefleet_localcluster.reflector import Reflector
 
 UNREACHABLE_TAINT = "node.kubernetes.io/unreachable"
+NOT_READY_TAINT = "node.kubernetes.io/not-ready"
+"""The API server puts it on every new node."""
 _STALE_CONDITIONS = ("MemoryPressure", "DiskPressure", "PIDPressure", "Ready")
 
 
@@ -46,7 +48,7 @@ class NodeLifecycleController:
             return None
         alive = await self._is_alive(key)
         tainted = next((t for t in node["spec"].get("taints") or () if t["key"] == UNREACHABLE_TAINT), None)
-        if alive == (tainted is not None):
+        if alive == (tainted is not None) or (alive and _is_new_and_ready(node)):
             await self._mark(node, alive)
         if not alive:
             await self._evict(pods, self._clock() if tainted is None else parse_time(tainted.get("timeAdded")))
@@ -63,7 +65,7 @@ class NodeLifecycleController:
 
     async def _mark(self, node: Object, alive: bool) -> None:
         moment = format_time(self._clock())
-        taints = [t for t in node["spec"].get("taints") or () if t["key"] != UNREACHABLE_TAINT]
+        taints = [t for t in node["spec"].get("taints") or () if t["key"] not in (UNREACHABLE_TAINT, NOT_READY_TAINT)]
         if not alive:
             taints += [
                 {"key": UNREACHABLE_TAINT, "effect": effect, "timeAdded": moment}
@@ -118,3 +120,9 @@ class NodeLifecycleController:
         except ApiError as error:
             if error.code not in (404, 409):
                 raise
+
+
+def _is_new_and_ready(node: Object) -> bool:
+    ready = condition_of(node, "Ready")
+    tainted = any(taint["key"] == NOT_READY_TAINT for taint in node["spec"].get("taints") or ())
+    return tainted and ready is not None and ready["status"] == "True"

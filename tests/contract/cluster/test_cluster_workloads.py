@@ -1,5 +1,7 @@
 """Pods, Deployments, Services, budgets and quotas at the API; what controllers do with them has its own tests."""
 
+import secrets
+
 import pytest
 
 from support.localapi import TABLE, Api, Json, deployment, llmd, pod
@@ -142,6 +144,17 @@ async def test_a_pod_is_bound_once(api: Api, namespace: str, node: str) -> None:
     assert missing.message(500) == "target.name: Required value"
     again = await api.post(f"{path}/binding", binding)
     assert f'is already assigned to node "{node}"' in again.message(409)
+
+
+async def test_a_new_node_takes_no_pods_before_it_is_ready(api: Api) -> None:
+    name = f"contract-{secrets.token_hex(4)}"
+    created = (await api.post("/api/v1/nodes", {"metadata": {"name": name}})).ok()
+    assert created["spec"]["taints"] == [{"key": "node.kubernetes.io/not-ready", "effect": "NoSchedule"}]
+    path = f"/api/v1/nodes/{name}"
+    ready = {"type": "Ready", "status": "True", "reason": "KubeletReady", "message": ""}
+    (await api.patch(f"{path}/status", {"status": {"conditions": [ready]}})).ok()
+    await api.until(lambda: api.get(path), lambda answer: not answer.body["spec"].get("taints"))
+    (await api.delete(path)).ok()
 
 
 async def test_the_spec_of_a_pod_is_fixed_but_for_its_image(api: Api, namespace: str) -> None:
