@@ -14,6 +14,10 @@ class OperatorError(Exception):
     """Base of everything this package raises on purpose."""
 
 
+class TooOldError(OperatorError):
+    """The API server lacks what this operator needs."""
+
+
 class SpecError(OperatorError):
     """A spec that cannot be honoured. `problems` holds one "field: what, value, bound" each."""
 

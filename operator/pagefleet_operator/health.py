@@ -1,6 +1,7 @@
 """Our own health server: runs in leader and standby, and says what is wrong."""
 
 import asyncio
+from collections import deque
 from collections.abc import Callable, Mapping
 
 from aiohttp import web
@@ -11,6 +12,9 @@ Check = Callable[[], str | None]
 """What is wrong, or None."""
 
 LAG_PERIOD_SECONDS = 0.5
+MAX_LAG_SECONDS = 2.0
+NUM_LAGS = 10
+"""A loop that was later than MAX_LAG_SECONDS so many times running is stuck."""
 
 
 class Health:
@@ -20,7 +24,8 @@ class Health:
         self._telemetry = telemetry
         self._runner: web.AppRunner | None = None
         self._lag_task: asyncio.Task[None] | None = None
-        self.checks: dict[str, Check] = {}
+        self._lags: deque[float] = deque(maxlen=NUM_LAGS)
+        self.checks: dict[str, Check] = {"loop": self.loop_problem}
         self.role = "starting"
         """starting, standby or leader."""
 
@@ -59,7 +64,18 @@ class Health:
         while True:
             due = loop.time() + LAG_PERIOD_SECONDS
             await asyncio.sleep(LAG_PERIOD_SECONDS)
-            self._telemetry.loop_lag_seconds.set(max(0.0, loop.time() - due))
+            self.saw_lag(max(0.0, loop.time() - due))
+
+    def saw_lag(self, seconds: float) -> None:
+        """How late the loop was this time."""
+        self._lags.append(seconds)
+        self._telemetry.loop_lag_seconds.set(seconds)
+
+    def loop_problem(self) -> str | None:
+        """What is wrong when the loop has been late for long."""
+        if len(self._lags) < NUM_LAGS or min(self._lags) <= MAX_LAG_SECONDS:
+            return None
+        return f"the event loop was at least {min(self._lags):.1f} s late {NUM_LAGS} times running"
 
     async def _livez(self, _: web.Request) -> web.Response:
         problems = self.problems()

@@ -15,7 +15,7 @@ import kopf
 
 from pagefleet_operator.client import Access, Api, load_access, pod_namespace
 from pagefleet_operator.clock import steady_clock
-from pagefleet_operator.errors import ApiError, OperatorError
+from pagefleet_operator.errors import ApiError, OperatorError, TooOldError
 from pagefleet_operator.events import EventRecorder
 from pagefleet_operator.health import Health
 from pagefleet_operator.lease import LeaseHolder
@@ -34,6 +34,8 @@ OLDEST_KUBERNETES = (1, 30)
 CRD_POLL_SECONDS = 2.0
 EXIT_FAILED = 1
 EXIT_LEASE_LOST = 2
+EXIT_TOO_OLD = 3
+"""The API server is older than OLDEST_KUBERNETES: starting again does not help."""
 
 
 def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
@@ -129,7 +131,7 @@ async def wait_for_api(api: Api) -> None:
             version = await api.version()
             if version < OLDEST_KUBERNETES:
                 needed = ".".join(map(str, OLDEST_KUBERNETES))
-                raise OperatorError(f"Kubernetes {version[0]}.{version[1]} is too old: {needed} or newer is needed")
+                raise TooOldError(f"Kubernetes {version[0]}.{version[1]} is too old: {needed} or newer is needed")
             if await api.is_served(LLMDEPLOYMENTS):
                 return
             text = "LLMDeployment is not known to the API server: apply crds/llmdeployment.yaml"
@@ -199,7 +201,7 @@ async def _lead(
         telemetry=telemetry,
     )
     manager = Manager(context)
-    health.checks = {"watch": manager.watch_problem, "reconcile": manager.reconcile_problem}
+    health.checks |= {"watch": manager.watch_problem, "reconcile": manager.reconcile_problem}
     health.role = "leader"
     telemetry.leader.set(1)
     await manager.start()
@@ -249,6 +251,9 @@ def main() -> None:
     logging.getLogger("kopf").setLevel(max(logging.WARNING, logging.getLogger().level))
     try:
         code = asyncio.run(run(arguments))
+    except TooOldError as error:
+        sys.stderr.write(f"pagefleet-operator: {error}\n")
+        code = EXIT_TOO_OLD
     except (OperatorError, OSError) as error:
         sys.exit(f"pagefleet-operator: {error}")
     except (KeyboardInterrupt, asyncio.CancelledError):

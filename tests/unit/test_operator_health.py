@@ -7,8 +7,9 @@ import aiohttp
 import pytest
 import pytest_asyncio
 
-from pagefleet_operator.health import Health
-from pagefleet_operator.main import operator_settings, parse_arguments
+from pagefleet_operator.errors import TooOldError
+from pagefleet_operator.health import NUM_LAGS, Health
+from pagefleet_operator.main import operator_settings, parse_arguments, wait_for_api
 from pagefleet_operator.settings import ChildSettings
 from pagefleet_operator.telemetry import Telemetry
 
@@ -88,3 +89,23 @@ def test_bad_flags_are_refused(argv: list[str], capsys: Any) -> None:
     with pytest.raises(SystemExit):
         parse_arguments(argv)
     assert "pagefleet-operator: error" in capsys.readouterr().err
+
+
+def test_a_loop_that_is_late_again_and_again_is_unhealthy_and_one_late_moment_is_not() -> None:
+    made = Health(Telemetry())
+    for _ in range(NUM_LAGS - 1):
+        made.saw_lag(3.0)
+    assert made.problems() == {}
+    made.saw_lag(3.0)
+    assert "at least 3.0 s late" in made.problems()["loop"]
+    made.saw_lag(0.1)
+    assert made.problems() == {}
+
+
+async def test_an_api_server_that_is_too_old_is_refused_with_both_versions() -> None:
+    class OldApi:
+        async def version(self) -> tuple[int, int]:
+            return 1, 29
+
+    with pytest.raises(TooOldError, match=r"Kubernetes 1\.29 is too old: 1\.30 or newer is needed"):
+        await wait_for_api(OldApi())  # type: ignore[arg-type]
