@@ -196,6 +196,8 @@ def _scaling_active(facts: Facts) -> Verdict:
 def _able_to_scale(facts: Facts) -> Verdict:
     if facts.scale_failure is not None:
         return Verdict("AbleToScale", False, "FailedUpdateScale", facts.scale_failure)
+    for reason, text in _replica_failure(facts):
+        return Verdict("AbleToScale", False, reason, text)
     limited = facts.decision.limited_by if facts.decision else None
     if facts.llmd.spec.autoscaling is not None and facts.llmd.spec.autoscaling.mode == "DryRun":
         return Verdict("AbleToScale", False, "DryRun", "mode DryRun: status.autoscaling says what would be done")
@@ -210,6 +212,7 @@ LIMITS = {
     "TooManyReplicas": "more replicas are needed than autoscaling.maxReplicas allows",
     "TooFewReplicas": "autoscaling.minReplicas keeps more replicas than the load needs",
     "ScaleUpLimit": "the policies of behavior.scaleUp slow the growth",
+    "DeviceBudget": "the namespace's budget of devices has no room: others hold them, or need them more",
     "ScaleDownLimit": "the policies of behavior.scaleDown slow the shrinking",
 }
 

@@ -24,6 +24,7 @@ from pagefleet_operator.reconcile import Context
 from pagefleet_operator.resources import LLMDEPLOYMENTS
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import ChildSettings, LeaseSettings, OperatorSettings
+from pagefleet_operator.sharing import Shares
 from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.watch import build_registry
@@ -81,6 +82,15 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         metavar="NS",
         help="a NetworkPolicy of an LLMDeployment admits this namespace (default: %(default)s)",
     )
+    parser.add_argument(
+        "--device-budget",
+        type=_device_budget,
+        action="append",
+        default=[],
+        metavar="NS=N",
+        help="the autoscaler uses at most N accelerators in this namespace, by priority; may be repeated "
+        "(default: no bound)",
+    )
     parser.add_argument("--log-level", default="info", choices=("debug", "info", "warning", "error"))
     return parser.parse_args(argv)
 
@@ -96,6 +106,13 @@ def _lease_seconds(text: str) -> int:
     if not text.isdigit() or not 3 <= int(text) <= 300:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of seconds between 3 and 300")
     return int(text)
+
+
+def _device_budget(text: str) -> tuple[str, int]:
+    namespace, equals, number = text.partition("=")
+    if not namespace or not equals or not number.isascii() or not number.isdigit() or int(number) > 1_000_000:
+        raise argparse.ArgumentTypeError(f"{text!r} is no NAMESPACE=NUMBER with a number of 0..1000000")
+    return namespace, int(number)
 
 
 def _template_fields(text: str) -> tuple[str, ...]:
@@ -120,7 +137,9 @@ def operator_settings(
     if image:
         children = replace(children, server_image=image)
     lease = LeaseSettings(duration_seconds=arguments.lease_seconds)
-    return OperatorSettings(namespaces=namespaces, children=children, lease=lease)
+    return OperatorSettings(
+        namespaces=namespaces, children=children, lease=lease, device_budgets=dict(arguments.device_budget)
+    )
 
 
 async def wait_for_api(api: Api) -> None:
@@ -191,19 +210,22 @@ async def _lead(
     api: Api, settings: OperatorSettings, telemetry: Telemetry, health: Health, holding: list[asyncio.Task[str]]
 ) -> int:
     clock = steady_clock()
+    store = Store()
     context = Context(
         api=api,
-        store=Store(),
+        store=store,
         scraper=Scraper(settings.scrape, clock=clock, telemetry=telemetry),
         recorder=EventRecorder(api, clock),
         settings=settings,
         clock=clock,
         telemetry=telemetry,
+        shares=Shares(settings.device_budgets, store),
     )
     manager = Manager(context)
     health.checks |= {"watch": manager.watch_problem, "reconcile": manager.reconcile_problem}
     health.role = "leader"
     telemetry.leader.set(1)
+    telemetry.fleet.bodies = lambda: context.store.bodies(LLMDEPLOYMENT)
     await manager.start()
     logger.info("serving %s", ", ".join(settings.namespaces) or "all namespaces")
     try:
@@ -211,6 +233,7 @@ async def _lead(
     finally:
         await manager.stop()
         telemetry.leader.set(0)
+        telemetry.fleet.bodies = tuple
 
 
 async def _watch_until_the_end(manager: Manager, settings: OperatorSettings, holding: list[asyncio.Task[str]]) -> int:

@@ -64,6 +64,8 @@ class AutoscalingSpec:
     mode: str = "Managed"
     """Managed, or DryRun: decide and say so, but write nothing."""
     slo: Slo | None = None
+    priority: int = fields.SCALING_PRIORITY.default_value
+    """Who comes first when the namespace's budget of devices is short: the larger number."""
 
 
 @dataclass(frozen=True, slots=True)

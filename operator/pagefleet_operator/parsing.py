@@ -253,6 +253,7 @@ def _parse_autoscaling(autoscaling: fields.Reader) -> AutoscalingSpec:
         queued_requests_per_replica=targets.number("queuedRequestsPerReplica", fields.QUEUED_REQUESTS_PER_REPLICA),
         scale_up=_parse_rules(behavior.object("scaleUp"), fields.UP_WINDOW_SECONDS, DEFAULT_SCALE_UP),
         mode=autoscaling.text("mode", fields.SCALING_MODE) or "Managed",
+        priority=autoscaling.number("priority", fields.SCALING_PRIORITY),
         slo=_parse_slo(autoscaling.object("slo")) if autoscaling.has("slo") else None,
         scale_down=_parse_rules(behavior.object("scaleDown"), fields.DOWN_WINDOW_SECONDS, DEFAULT_SCALE_DOWN),
     )

@@ -25,6 +25,7 @@ from pagefleet_operator.resources import EVERY_CHILD
 from pagefleet_operator.scaling import Scaling
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings
+from pagefleet_operator.sharing import Shares
 from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.transitions import transitions
@@ -51,6 +52,7 @@ class Context:
     settings: OperatorSettings
     clock: Clock
     telemetry: Telemetry
+    shares: Shares
 
 
 @dataclass(frozen=True, slots=True)
@@ -128,6 +130,7 @@ class ObjectLoop:
                     self.dirty_since = None
                     body = self._context.store.get(LLMDEPLOYMENT, self.key)
                     if body is None:
+                        self._context.shares.forget(self.key)
                         return
                     due = await self._timed_step(body)
                 failures = 0
@@ -233,19 +236,24 @@ class ObjectLoop:
     ) -> Mapping[str, Any]:
         """Decide if a scrape round has ended since, and write; returns the object's body as it is then."""
         scaling, context = memory.scaling, self._context
-        decision = scaling.decide(llmd, observed, scrape_round=context.scraper.rounds, now=now)
+        allowance = context.shares.allowance(llmd)
+        decision = scaling.decide(llmd, observed, scrape_round=context.scraper.rounds, now=now, allowance=allowance)
+        if scaling.decision is not None:
+            context.shares.want(llmd.key, scaling.decision.unbudgeted)
         if decision is None:
             return body
         before, after = llmd.spec.replicas, decision.replicas
         try:
-            body = await apply.write_scale(context.api, llmd, body, after)
+            with context.shares.granting(llmd.key, after):
+                body = await apply.write_scale(context.api, llmd, body, after)
+                context.store.put(LLMDEPLOYMENT, body)
         except ApiError as error:
             # A conflict means that what was decided about has changed: the next round decides anew.
             scaling.failure = None if error.status == 409 else str(error)
             return body
-        context.store.put(LLMDEPLOYMENT, body)
         scaling.scaled(llmd, decision, now)
         context.telemetry.scalings.labels("up" if after > before else "down").inc()
+        context.telemetry.fleet.decided(llmd.key, decision.reason)
         await context.recorder.record(
             llmd,
             reason="ScaledUp" if after > before else "ScaledDown",

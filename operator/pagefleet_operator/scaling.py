@@ -35,7 +35,9 @@ class Scaling:
     _written: int | None = None
     """Replicas as we last wrote them."""
 
-    def decide(self, llmd: LLMDeployment, observed: Observed, *, scrape_round: int, now: float) -> Decision | None:
+    def decide(
+        self, llmd: LLMDeployment, observed: Observed, *, scrape_round: int, now: float, allowance: int | None = None
+    ) -> Decision | None:
         """A decision that changes spec.replicas, or None. Decides once per finished scrape round."""
         if scrape_round == self._round:
             return None
@@ -53,7 +55,7 @@ class Scaling:
             self.history, self.decisions = restore_history(llmd.status, replicas=llmd.spec.replicas, now=now)
             self._restored = True
         fleet = observed.fleet(llmd.spec.replicas, self.latencies, self._starting)
-        self.decision = decide(autoscaling, fleet, self.history, now)
+        self.decision = decide(autoscaling, fleet, self.history, now, allowance=allowance)
         self.history = self.decision.history
         if autoscaling.mode == "DryRun" or self.decision.replicas == llmd.spec.replicas:
             return None

@@ -1,5 +1,6 @@
 """Every setting of the operator, by subject. A default lives here once; flags and docs read it from here."""
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from importlib.metadata import version
 
@@ -121,3 +122,5 @@ class OperatorSettings:
     reconcile: ReconcileSettings = field(default_factory=ReconcileSettings)
     api: ApiSettings = field(default_factory=ApiSettings)
     lease: LeaseSettings = field(default_factory=LeaseSettings)
+    device_budgets: Mapping[str, int] = field(default_factory=dict)
+    """Accelerators that the autoscaler may use, by namespace; a namespace that is not in it has no bound."""

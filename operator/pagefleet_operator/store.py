@@ -121,6 +121,10 @@ class Store:
         """The latest body, or None."""
         return self._objects[kind].get(key)
 
+    def bodies(self, kind: str) -> list[Body]:
+        """Latest bodies of all objects of a kind."""
+        return list(self._objects[kind].values())
+
     def keys(self, kind: str) -> list[ObjectKey]:
         """All keys of a kind."""
         return list(self._objects[kind])

@@ -16,6 +16,7 @@ from pagefleet_operator.observe import Listing
 from pagefleet_operator.reconcile import Context
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings, ReconcileSettings
+from pagefleet_operator.sharing import Shares
 from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from support.operator_objects import llmd_body
@@ -105,6 +106,7 @@ async def running() -> AsyncIterator[tuple[Manager, FakeApi, Store]]:
         settings=SETTINGS,
         clock=clock,
         telemetry=telemetry,
+        shares=Shares({}, Store()),
     )
     manager = Manager(context)
     await manager.start()
@@ -172,6 +174,7 @@ async def test_events_before_everything_was_listed_start_nothing() -> None:
         settings=SETTINGS,
         clock=lambda: 0.0,
         telemetry=telemetry,
+        shares=Shares({}, Store()),
     )
     manager = Manager(context)
     body = llmd_body()
@@ -281,6 +284,7 @@ async def test_a_change_that_waits_too_long_is_unhealthy() -> None:
         settings=replace(SETTINGS, reconcile=ReconcileSettings(concurrency=1)),
         clock=lambda: now,
         telemetry=telemetry,
+        shares=Shares({}, Store()),
     )
     manager = Manager(context)
     await manager.start()

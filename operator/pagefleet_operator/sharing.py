@@ -1,0 +1,82 @@
+"""Who wants which part of a namespace's budget of devices, between the loops of one operator."""
+
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+
+from pagefleet_operator.budget import Claim, allowances
+from pagefleet_operator.errors import SpecError
+from pagefleet_operator.model import LLMDeployment
+from pagefleet_operator.names import ObjectKey
+from pagefleet_operator.parsing import parse
+from pagefleet_operator.pods import parse_pod
+from pagefleet_operator.store import LLMDEPLOYMENT, POD, Body, Store
+
+
+class Shares:
+    """Remembers what each LLMDeployment wants, and what is being written for it. One per operator."""
+
+    def __init__(self, budgets: Mapping[str, int], store: Store) -> None:
+        """`budgets`: devices by namespace; a namespace that is not in it has no bound."""
+        self._budgets = budgets
+        self._store = store
+        self._wanted: dict[ObjectKey, int] = {}
+        self._granting: dict[ObjectKey, int] = {}
+
+    def allowance(self, llmd: LLMDeployment) -> int | None:
+        """Replicas that it may have now; None: nothing bounds it. What was asked for last counts as wanted."""
+        devices = self._budgets.get(llmd.key.namespace)
+        if devices is None or llmd.spec.engine.accelerator is None:
+            return None
+        claims = [claim for key in self._store.keys(LLMDEPLOYMENT) if (claim := self._claim(key, llmd)) is not None]
+        return allowances(claims, devices)[llmd.key]
+
+    def want(self, key: ObjectKey, replicas: int) -> None:
+        """What a decision would have without the budget."""
+        if key.namespace in self._budgets:
+            self._wanted[key] = replicas
+
+    @contextmanager
+    def granting(self, key: ObjectKey, replicas: int) -> Iterator[None]:
+        """While spec.replicas is being written nobody else gets the same devices."""
+        self._granting[key] = replicas
+        try:
+            yield
+        finally:
+            del self._granting[key]
+
+    def forget(self, key: ObjectKey) -> None:
+        """The object is gone."""
+        self._wanted.pop(key, None)
+
+    def _claim(self, key: ObjectKey, asking: LLMDeployment) -> Claim | None:
+        if key.namespace != asking.key.namespace:
+            return None
+        body = self._store.get(LLMDEPLOYMENT, key)
+        llmd = asking if key == asking.key else _parsed(body)
+        if llmd is None or llmd.spec.engine.accelerator is None:
+            return None
+        each, autoscaling = llmd.spec.engine.accelerator.count, llmd.spec.autoscaling
+        pods = [parse_pod(body) for body in self._store.owned(POD, key)]
+        held = each * sum(not pod.finished for pod in pods)
+        if body is not None and body["metadata"].get("deletionTimestamp") is not None:
+            return Claim(key, 0, each, replicas=0, devices_held=held, wanted=0, minimum=0)
+        replicas = max(llmd.spec.replicas, self._granting.get(key, 0))
+        is_managed = autoscaling is not None and autoscaling.mode == "Managed"
+        return Claim(
+            key=key,
+            priority=autoscaling.priority if autoscaling is not None else 0,
+            devices_per_replica=each,
+            replicas=replicas,
+            devices_held=held,
+            wanted=self._wanted.get(key, replicas) if is_managed else replicas,
+            minimum=autoscaling.min_replicas if autoscaling is not None and is_managed else replicas,
+        )
+
+
+def _parsed(body: Body | None) -> LLMDeployment | None:
+    if body is None:
+        return None
+    try:
+        return parse(body)
+    except SpecError:
+        return None  # its children are left alone, and it cannot grow
