@@ -80,7 +80,11 @@ async def apply_children(
             continue
         if live is not None and before is not None and ledger.pauses(kind, settings, now):
             continue
-        answer = await api.apply(EVERY_CHILD[kind], _with_preconditions(manifest, live))
+        try:
+            answer = await api.apply(EVERY_CHILD[kind], _with_preconditions(manifest, live))
+        except ApiError as error:
+            error.child = kind
+            raise
         ledger.applied[kind] = applied(manifest, answer)
         outcome.bodies.append(answer)
         if live is not None and before is not None and was_edited(live, before):

@@ -35,6 +35,8 @@ class ApiError(OperatorError):
         self.reason = reason
         self.message = shorten(message)
         self.retry_after_seconds = retry_after_seconds
+        self.child: str | None = None
+        """Kind of the child that was refused, where it is one."""
 
     @property
     def is_transient(self) -> bool:

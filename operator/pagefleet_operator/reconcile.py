@@ -73,7 +73,8 @@ def _digest(intended: Plan) -> str:
 def _refusal(error: ApiError, digest: str, now: float) -> Refusal:
     if error.is_transient:
         return Refusal(digest, now, "ApplyFailed", f"a child could not be written several times running: {error}")
-    reason = "Forbidden" if error.status == 403 else "InvalidTemplate"
+    refused = "InvalidTemplate" if error.child in (None, "Deployment") else "ChildRefused"
+    reason = "Forbidden" if error.status == 403 else refused
     return Refusal(digest, now, reason, f"the API refused a child: {error.message}")
 
 

@@ -37,7 +37,7 @@ async def test_probes_and_metrics_answer_during_a_download_and_the_model_is_serv
                     return found if has_begun else None
 
                 found = await talk.until(under_way, "the download is under way")
-                assert found["detail"].startswith("Downloading: downloading: ")
+                assert found["detail"].startswith("Downloading: fetching: ")
                 done = await talk.gauge("pagefleet_model_download_bytes")
                 total = await talk.gauge("pagefleet_model_download_total_bytes")
                 assert 0 < done < total == found["download"]["total_bytes"]

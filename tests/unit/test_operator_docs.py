@@ -51,7 +51,7 @@ def test_the_operators_page_names_every_flag_reason_and_metric(capsys: pytest.Ca
     for reason in (
         *("NameConflict", "FieldContested", "InvalidSpec", "InvalidTemplate", "RolloutFailed", "CrashLoop"),
         *("ImagePullFailed", "Unschedulable", "QuotaExceeded", "OutOfMemory", "MetricsUnreachable", "DriftRepaired"),
-        *("ModelUnusable", "CacheNotShared"),
+        *("ModelUnusable", "CacheNotShared", "ChildRefused"),
     ):
         assert f"`{reason}`" in page, reason
     for family in Telemetry().registry.collect():

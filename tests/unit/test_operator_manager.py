@@ -220,6 +220,26 @@ async def test_what_the_api_refuses_is_not_sent_again_and_again(running: tuple[M
     await until(lambda: "Deployment chat" in api.applied)
 
 
+async def test_a_refused_child_is_named_by_its_kind(running: tuple[Manager, FakeApi, Store]) -> None:
+    manager, api, store = running
+    applied = api.apply
+
+    async def refuse(resource: Any, manifest: dict[str, Any]) -> dict[str, Any]:
+        if manifest["kind"] == "PersistentVolumeClaim":
+            raise ApiError(status=422, reason="Invalid", message="spec is immutable")
+        return await applied(resource, manifest)
+
+    api.apply = refuse  # type: ignore[assignment,method-assign]
+    spec = {"model": {"source": "hf://acme/tiny", "cache": {"size": "1Gi"}}}
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body(spec=spec))
+
+    def reasons() -> list[str]:
+        conditions = (store.get(LLMDEPLOYMENT, KEY) or {}).get("status", {}).get("conditions", [])
+        return [item["reason"] for item in conditions if item["type"] == "Degraded"]
+
+    await until(lambda: reasons() == ["ChildRefused"])
+
+
 async def test_a_loop_that_crashed_is_started_again(running: tuple[Manager, FakeApi, Store], caplog: Any) -> None:
     """A fault of our own in one object must not stop the operator, nor that object for good."""
     manager, api, _ = running

@@ -168,7 +168,7 @@ class Download:
                 return found
             if not lock.try_acquire():
                 self.progress.state = "waiting for another replica's download"
-                self.progress.done_bytes = _size_of(partial)
+                self.progress.done_bytes = await asyncio.to_thread(_size_of, partial)
                 await self._sleep(POLL_SECONDS)
                 continue
             try:
@@ -181,7 +181,7 @@ class Download:
         """Fill the folder. False when the lock was lost meanwhile: someone else goes on."""
         self._check_room(partial)
         LOGGER.info("downloading %s at %s: %d bytes", self._model.repo, commit, self.progress.total_bytes)
-        self.progress.state, self.progress.done_bytes = "downloading", 0
+        self.progress.state, self.progress.done_bytes = "fetching", 0
         model = replace(self._model, revision=commit)  # a branch may move meanwhile
         tasks = [asyncio.create_task(self._fetch(model, file, partial), name=file.name) for file in files]
         pending = set(tasks)
@@ -190,7 +190,7 @@ class Download:
                 done, pending = await asyncio.wait(pending, timeout=BEAT_SECONDS, return_when=asyncio.FIRST_EXCEPTION)
                 for task in done:
                     task.result()
-                if not lock.beat():
+                if not await asyncio.to_thread(lock.beat):  # a slow volume must not stop the probes
                     LOGGER.warning("another replica took the download of %s over", self._model.repo)
                     return False
             return True
