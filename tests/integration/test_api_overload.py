@@ -284,6 +284,31 @@ async def test_nothing_is_left_behind_by_disconnects_at_any_byte(tmp_path: Path)
         await talk.until_idle()
 
 
+async def test_bodies_that_are_being_read_are_bounded_together(tmp_path: Path) -> None:
+    """A thousand clients with bodies just below the limit would need gigabytes."""
+    async with memory_server(tmp_path, "fine", "--max-body", "16KiB") as talk:
+        unfinished = raw_completion(prompt="a" * 16_300)[:-3]
+        writers = []
+        for _ in range(64):
+            _, writer = await talk.connect()
+            writer.write(unfinished)
+            await writer.drain()
+            writers.append(writer)
+
+        async def full() -> bool:
+            return (await talk.post("/v1/completions", prompt="a" * 16_300))[0] == 503
+
+        await talk.until(full, "no further large body is read")
+        assert (await talk.complete("a", max_tokens=1))["usage"]["completion_tokens"] == 1, "small ones are"
+        for writer in writers:
+            await cut(writer)
+
+        async def room() -> bool:
+            return (await talk.post("/v1/completions", prompt="a" * 16_300))[0] == 400  # too long for the model
+
+        await talk.until(room, "there is room again")
+
+
 async def test_a_request_body_beyond_the_limit_is_413(tmp_path: Path) -> None:
     async with memory_server(tmp_path, "fine", "--max-body", "2KiB") as talk:
         status, answer = await talk.post("/v1/completions", prompt="a" * 4096)

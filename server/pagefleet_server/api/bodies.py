@@ -31,7 +31,7 @@ async def read_body(request: web.Request, service: Service, kind: type[Body]) ->
     seconds = service.settings.http.read_timeout_seconds
     try:
         async with asyncio.timeout(seconds):
-            raw = await request.read()
+            raw = await _read_bytes(request, service)
     except TimeoutError as error:
         raise SlowBodyError(f"the body did not arrive within {seconds:g} s") from error
     except RequestPayloadError as error:
@@ -41,3 +41,16 @@ async def read_body(request: web.Request, service: Service, kind: type[Body]) ->
     for name in service.unknown_fields.fresh(check_extra(body.model_extra or {})):
         LOGGER.warning("unknown field %r in a body of %s is ignored; told once", name, request.path)
     return body
+
+
+async def _read_bytes(request: web.Request, service: Service) -> bytes:
+    """As aiohttp's read(), with a bound over all requests together."""
+    limit = service.settings.http.max_body_bytes
+    raw = bytearray()
+    with service.reading_body() as hold:
+        while chunk := await request.content.readany():
+            hold(len(chunk))
+            raw += chunk
+            if len(raw) > limit:
+                raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=len(raw))
+    return bytes(raw)

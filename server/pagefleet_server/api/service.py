@@ -19,7 +19,7 @@ from pagefleet_server.api.gauges import GaugeView
 from pagefleet_server.api.lengths import TOO_LONG
 from pagefleet_server.api.metrics import Metrics
 from pagefleet_server.api.protocol.fields import UnknownFields
-from pagefleet_server.api.text_model import TextModel
+from pagefleet_server.api.text_model import LongTextsError, TextModel
 from pagefleet_server.api.tracing import RequestTrace, Tracing
 from pagefleet_server.api.tracker import Tracker
 from pagefleet_server.client.engine_client import EngineClient
@@ -30,6 +30,8 @@ from pagefleet_server.settings import ServerSettings
 from pagefleet_server.wire import Ready
 
 STARTING_RETRY_SECONDS = 5
+MAX_WHOLE_BODIES = 64
+"""So many bodies of the largest size may be read at once, or more smaller ones."""
 ELSEWHERE_RETRY_SECONDS = 1
 """Draining or dead: another replica answers at once."""
 
@@ -86,6 +88,7 @@ class Service:
         self.unknown_fields = UnknownFields()
         self.open_streams: dict[str, RequestStream] = {}
         """Engine requests that have not ended."""
+        self._body_bytes = 0
         self.num_open = 0
         """Generation requests whose handler has not ended."""
         self.idle = asyncio.Event()
@@ -166,13 +169,40 @@ class Service:
         key = object()
         arrival = self.tracker.arrive(key, num_requests)
         try:
-            yield arrival
+            with self.mind_long_texts():
+                yield arrival
         except BadRequestError as error:
             if error.code == TOO_LONG:
                 self.metrics.rejected("too_long")
             raise
         finally:
             self.tracker.left_door(key)
+
+    @contextmanager
+    def mind_long_texts(self) -> Iterator[None]:
+        """Raises UnavailableError when the text model has enough to do."""
+        try:
+            yield
+        except LongTextsError as error:
+            raise self._refuse("queue_full", str(error), self.tracker.rate.seconds_for(1)) from error
+
+    @contextmanager
+    def reading_body(self) -> Iterator[Callable[[int], None]]:
+        """Call what it gives with the size of each piece of a body. It raises UnavailableError when all bodies that
+        are being read have too many bytes together."""
+        held = 0
+
+        def hold(num_bytes: int) -> None:
+            nonlocal held
+            held += num_bytes
+            self._body_bytes += num_bytes
+            if self._body_bytes > MAX_WHOLE_BODIES * self.settings.http.max_body_bytes:
+                raise self._refuse("queue_full", "too many large bodies are being read; try again later", 1)
+
+        try:
+            yield hold
+        finally:
+            self._body_bytes -= held
 
     def check_queued_tokens(self, num_new: int) -> None:
         """Whether so many more prompt tokens may wait. Raises UnavailableError."""

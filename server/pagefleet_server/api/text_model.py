@@ -19,9 +19,15 @@ from pagefleet_server.tokenizer import LoadedTokenizer, load_tokenizer
 
 LONG_CHARS = 64 * 1024
 """Longer texts are tokenised one at a time, so that short ones always find a free thread."""
+MAX_LONG_TEXTS = 16
+"""So many may be tokenised or wait for it; each may have megabytes."""
 ID_SLICE = 16 * 1024
 """Token ids are made into Python objects so many at a time: that holds the interpreter, wherever it runs."""
 Result = TypeVar("Result")
+
+
+class LongTextsError(Exception):
+    """Too many long texts want to be tokenised at once."""
 
 
 class TextModel:
@@ -31,6 +37,7 @@ class TextModel:
         self._loaded = loaded
         self._pool = pool
         self._long_lane = asyncio.Semaphore(1)
+        self._num_long = 0
         self._grammars = GrammarCompiler()
         self._texts = TokenTexts(loaded.tokenizer)
         self.describe = self._texts.describe
@@ -109,9 +116,10 @@ class TextModel:
         """Text of any number of tokens."""
         return await self._in_thread(lambda: self.decode(token_ids, skip_special_tokens=skip_special_tokens))
 
-    def token_strings(self, token_ids: Sequence[int]) -> list[str]:
+    async def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary writes them."""
-        return [self._loaded.tokenizer.id_to_token(token_id) or "" for token_id in token_ids]
+        name = self._loaded.tokenizer.id_to_token
+        return await self._in_thread(lambda: [name(token_id) or "" for token_id in token_ids])
 
     def _encode(self, text: str, add_special_tokens: bool, *, max_model_len: int | None = None) -> list[int]:
         """Raises BadRequestError for more tokens than fit, before their ids are made."""
@@ -126,6 +134,15 @@ class TextModel:
     async def _in_thread(self, work: Callable[[], Result], *, is_long: bool = False) -> Result:
         if not is_long:
             return await asyncio.get_running_loop().run_in_executor(self._pool, work)
+        if self._num_long >= MAX_LONG_TEXTS:
+            raise LongTextsError(f"{self._num_long} long texts are being tokenised; try again later")
+        self._num_long += 1
+        try:
+            return await self._in_long_lane(work)
+        finally:
+            self._num_long -= 1
+
+    async def _in_long_lane(self, work: Callable[[], Result]) -> Result:
         await self._long_lane.acquire()
         future = self._pool.submit(work)
         release = asyncio.get_running_loop().call_soon_threadsafe

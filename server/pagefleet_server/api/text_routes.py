@@ -18,23 +18,25 @@ async def post_tokenize(request: web.Request) -> web.Response:
     body = await read_body(request, service, TokenizeBody)
     loaded = service.require()
     service.check_model(body.model)
-    if body.messages is None:
-        text, add_special_tokens = body.prompt or "", body.add_special_tokens is not False
-    else:
-        add_special_tokens = bool(body.add_special_tokens)
-        text = await loaded.text.render(
-            [message.to_template(index) for index, message in enumerate(body.messages)],
-            add_generation_prompt=body.add_generation_prompt,
-            continue_final_message=body.continue_final_message,
-            variables=body.chat_template_kwargs,
-        )
-    ids = await loaded.text.encode_any(text, add_special_tokens=add_special_tokens)
+    with service.mind_long_texts():
+        if body.messages is None:
+            text, add_special_tokens = body.prompt or "", body.add_special_tokens is not False
+        else:
+            add_special_tokens = bool(body.add_special_tokens)
+            text = await loaded.text.render(
+                [message.to_template(index) for index, message in enumerate(body.messages)],
+                add_generation_prompt=body.add_generation_prompt,
+                continue_final_message=body.continue_final_message,
+                variables=body.chat_template_kwargs,
+            )
+        ids = await loaded.text.encode_any(text, add_special_tokens=add_special_tokens)
+        strings = await loaded.text.token_strings(ids) if body.return_token_strs else None
     return _answer(
         {
             "count": len(ids),
             "max_model_len": loaded.ready.max_model_len,
             "tokens": ids,
-            "token_strs": loaded.text.token_strings(ids) if body.return_token_strs else None,
+            "token_strs": strings,
         }
     )
 
