@@ -19,6 +19,8 @@ matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
 COLUMNS = 24
+GAP_ROWS = 2
+"""Grid rows below a panel that its axis and the next title take."""
 ROOT = Path(__file__).resolve().parents[1]
 
 
@@ -27,10 +29,12 @@ def draw(name: str, items: list[dict[str, Any]], start: float, output: Path) -> 
     panels = {item["panel"]["id"]: item["panel"] for item in items}
     rows = max(panel["gridPos"]["y"] + panel["gridPos"]["h"] for panel in panels.values())
     figure = plt.figure(figsize=(15, rows * 0.36))
-    grid = figure.add_gridspec(rows, COLUMNS, hspace=6.0, wspace=6.0, left=0.04, right=0.99, top=0.97, bottom=0.04)
+    grid = figure.add_gridspec(rows, COLUMNS, hspace=0.0, wspace=6.0, left=0.04, right=0.99, top=0.97, bottom=0.04)
     for number, panel in panels.items():
         place = panel["gridPos"]
-        axes = figure.add_subplot(grid[place["y"] : place["y"] + place["h"], place["x"] : place["x"] + place["w"]])
+        axes = figure.add_subplot(
+            grid[place["y"] : place["y"] + max(1, place["h"] - GAP_ROWS), place["x"] : place["x"] + place["w"]]
+        )
         axes.set_title(panel["title"], fontsize=9, loc="left")
         queries = [item for item in items if item["panel"]["id"] == number]
         (_draw_number if panel["type"] == "stat" else _draw_lines)(axes, panel, queries, start)
@@ -49,6 +53,7 @@ def _draw_lines(axes: Any, panel: dict[str, Any], queries: list[dict[str, Any]],
         axes.plot(seconds, values, linewidth=1.2, label=legend)
     defaults = panel["fieldConfig"]["defaults"]
     axes.set_ylim(bottom=0, top=defaults.get("max"))
+    axes.set_xlim(left=0)
     axes.tick_params(labelsize=7)
     axes.grid(alpha=0.25)
     if defaults["unit"] == "percentunit":

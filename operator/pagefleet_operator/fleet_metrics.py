@@ -16,6 +16,8 @@ from pagefleet_operator.names import ObjectKey
 Body = Mapping[str, Any]
 LABELS = ("llmdeployment_namespace", "llmdeployment")
 PREFIX = "pagefleet_operator_"
+RULES = ("KVBlocks", "Queue", "Objective")
+"""Rules that change replicas; counted from zero, since the first change is no increase of a series that was not there."""
 BLOCK_STATES = ("used", "cached", "total", "waiting")
 
 
@@ -40,8 +42,9 @@ class FleetMetrics(Collector):
         )
         for key, rule in [known for known in self._decisions if known[0] not in bodies]:
             del self._decisions[key, rule]
-        for (key, rule), count in sorted(self._decisions.items()):
-            decisions.add_metric((*key, rule), count)
+        scaled = {(key, rule) for key, body in bodies.items() if _scales(body) for rule in RULES}
+        for key, rule in sorted(scaled | set(self._decisions)):
+            decisions.add_metric((*key, rule), self._decisions.get((key, rule), 0))
         yield decisions
 
 
@@ -86,6 +89,10 @@ class _Gauges:
             _set(self._attainment, key, int(attainment) / 100)
         for condition in status.get("conditions") or []:
             _set(self._condition, key, int(condition.get("status") == "True"), str(condition.get("type")))
+
+
+def _scales(body: Body) -> bool:
+    return bool((body.get("spec") or {}).get("autoscaling"))
 
 
 def _gauge(name: str, text: str, *labels: str) -> GaugeMetricFamily:
