@@ -222,7 +222,7 @@ def _recommend(fleet: Fleet, inputs: Inputs) -> tuple[int, str]:
     current, missing, load = fleet.replicas, inputs.missing_pods, inputs.load
     rule = max(inputs.wants, key=lambda name: inputs.wants[name])
     wanted = inputs.wants[rule]
-    if wanted < current and 2 * missing > load.pods + missing:
+    if wanted < current and 2 * missing >= load.pods + missing:
         return current, "MetricsMissing"
     if wanted == current:
         return current, "WithinTolerance"

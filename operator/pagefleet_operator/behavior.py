@@ -48,7 +48,7 @@ def limit_rate(
 def _period_start(policy: ScalingPolicy, current: int, history: History, now: float) -> int:
     """Replicas at the start of the policy's period."""
     start = now - policy.period_seconds
-    return current - history.added_since(start) + history.removed_since(start)
+    return current - history.added_since(start, now) + history.removed_since(start, now)
 
 
 def _limit_up(rules: ScalingRules, current: int, history: History, now: float) -> int:

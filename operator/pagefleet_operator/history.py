@@ -96,13 +96,13 @@ class History:
         new = tuple(start for start in starts if start[0] not in known)
         return replace(self, starts=(*self.starts, *new)[-MAX_STARTS:]) if new else self
 
-    def added_since(self, start: float) -> int:
-        """Replicas added after `start`."""
-        return sum(change.change for change in self.changes if change.time > start and change.change > 0)
+    def added_since(self, start: float, now: float) -> int:
+        """Replicas added after `start`; changes later than `now`, before a clock went back, do not count."""
+        return sum(change.change for change in self.changes if start < change.time <= now and change.change > 0)
 
-    def removed_since(self, start: float) -> int:
+    def removed_since(self, start: float, now: float) -> int:
         """Replicas removed after `start`."""
-        return -sum(change.change for change in self.changes if change.time > start and change.change < 0)
+        return -sum(change.change for change in self.changes if start < change.time <= now and change.change < 0)
 
     def saturated_at(self, running: float) -> "History":
         """Learn how many requests a replica runs when requests wait."""

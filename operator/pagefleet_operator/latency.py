@@ -107,6 +107,8 @@ class LatencyWindow:
         observed = Latencies()
         for name, (time, latencies) in pods.items():
             kept = self._snapshots.setdefault(name, deque(maxlen=MAX_SNAPSHOTS))
+            if kept and time < kept[-1][0]:
+                kept.clear()  # the clock went back: nothing older can be told apart
             if not kept or time - kept[-1][0] >= SPACING_SECONDS:
                 kept.append((time, latencies))
             while len(kept) > 1 and kept[1][0] <= now - WINDOW_SECONDS:

@@ -41,7 +41,7 @@ def judge(slo: Slo, fleet: Fleet, history: History, *, is_saturated: bool, now: 
     if ratio is None:
         return Verdict(None, met=True, reason="TooFewSamples")
     kept = None if ratio <= COMFORTABLE else fleet.replicas
-    if history.unsettled_at is not None and now - history.unsettled_at < WINDOW_SECONDS:
+    if history.unsettled_at is not None and 0 <= now - history.unsettled_at < WINDOW_SECONDS:
         return Verdict(kept, met=ratio < MISSED, reason="Settling", ratio=ratio)
     if ratio < MISSED:
         return Verdict(kept, met=True, reason="ObjectiveMet", ratio=ratio)
