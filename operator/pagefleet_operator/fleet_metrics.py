@@ -1,7 +1,7 @@
 """Every served object as metrics: what `kubectl get llmd` shows, made when it is asked for, gone with the object.
 
-Labels are `llmdeployment_namespace` and `llmdeployment`; a label `namespace` would be renamed by Prometheus, which gives
-each target its own.
+Labels are `llmdeployment_namespace` and `llmdeployment`; a label `namespace` would be renamed by Prometheus, which
+gives each target its own.
 """
 
 from collections import Counter
@@ -17,7 +17,7 @@ Body = Mapping[str, Any]
 LABELS = ("llmdeployment_namespace", "llmdeployment")
 PREFIX = "pagefleet_operator_"
 RULES = ("KVBlocks", "Queue", "Objective")
-"""Rules that change replicas; counted from zero, since the first change is no increase of a series that was not there."""
+"""Rules that change replicas. Counted from zero: a series that begins at 1 has not increased."""
 BLOCK_STATES = ("used", "cached", "total", "waiting")
 
 
