@@ -102,7 +102,10 @@ async def remove_children(
     removed = []
     for kind in plan.removals:
         child = observed.children[kind]
-        await api.delete(EVERY_CHILD[kind], llmd.key.namespace, llmd.key.name, uid=child["metadata"]["uid"])
+        seen = child["metadata"]
+        await api.delete(
+            EVERY_CHILD[kind], llmd.key.namespace, llmd.key.name, uid=seen["uid"], version=seen["resourceVersion"]
+        )
         ledger.applied.pop(kind, None)
         removed.append(child)
     return removed

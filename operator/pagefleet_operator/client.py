@@ -165,9 +165,9 @@ class Api:
         """Replace an object; its resourceVersion is the precondition."""
         return await self._request("PUT", resource.path(namespace, name), body=body, fenced=fenced)
 
-    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str) -> None:
-        """Delete exactly this object; one that is gone already is no failure."""
-        body = {"preconditions": {"uid": uid}}
+    async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str, version: str) -> None:
+        """Delete exactly this object in this state; one that is gone already is no failure."""
+        body = {"preconditions": {"uid": uid, "resourceVersion": version}}
         try:
             await self._request("DELETE", resource.path(namespace, name), body=body)
         except ApiError as error:

@@ -57,7 +57,7 @@ class FakeApi:
     async def is_served(self, _resource: Any) -> bool:
         return self.has_pod_monitors
 
-    async def delete(self, resource: Any, _namespace: str, name: str, *, uid: str) -> None:
+    async def delete(self, resource: Any, _namespace: str, name: str, *, uid: str, version: str) -> None:
         self.deleted.append(f"{resource.plural} {name} {uid}")
 
     async def create(self, _resource: Any, _namespace: str, body: dict[str, Any]) -> dict[str, Any]:
