@@ -156,6 +156,32 @@ def test_the_docs_list_exactly_the_families_that_there_are() -> None:
     assert set(re.findall(r"^\| `([a-z0-9_:]+)", DOCS.read_text(), re.MULTILINE)) == there
 
 
+VLLM = """
+num_requests_running num_requests_waiting num_requests_waiting_by_reason kv_cache_usage_perc num_preemptions_total
+prefix_cache_queries_total prefix_cache_hits_total external_prefix_cache_queries_total external_prefix_cache_hits_total
+prompt_tokens_total generation_tokens_total prompt_tokens_by_source_total prompt_tokens_cached_total
+prompt_tokens_cached_by_source_total request_success_total admission_rejections_total time_to_first_token_seconds
+inter_token_latency_seconds request_time_per_output_token_seconds e2e_request_latency_seconds
+request_queue_time_seconds request_inference_time_seconds request_prefill_time_seconds request_decode_time_seconds
+request_prompt_tokens request_generation_tokens request_max_num_generation_tokens request_params_max_tokens
+request_prefill_kv_computed_tokens request_params_n request_num_preemptions iteration_tokens_total engine_sleep_state
+cache_config_info lora_requests_info mm_cache_queries_total mm_cache_hits_total kv_block_lifetime_seconds
+kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds num_requests_kv_fetch_by_stage
+spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+"""
+"""Families of vLLM 0.33 (vllm/v1/metrics), without its prefix."""
+
+
+@pytest.mark.parametrize("name", VLLM.split())
+def test_what_vllm_exports_is_here_or_the_docs_say_why_not(name: str) -> None:
+    there = set(re.findall(r"^# TYPE vllm:(\S+)", Metrics("m", GaugeView).render().decode(), re.MULTILINE))
+    _, _, missing = DOCS.read_text().partition("## What vLLM has and this server has not")
+    missing, _, _ = missing.partition("`vllm:cache_config_info`")
+    patterns = [re.escape(found).replace(r"\*", ".*") for found in re.findall(r"`vllm:([a-z_*]+)`", missing)]
+    is_missing = any(re.fullmatch(f"{pattern}(_total)?", name) for pattern in patterns)
+    assert (name in there) is not is_missing, name
+
+
 def test_the_load_is_reported_in_both_forms_of_the_header() -> None:
     view = GaugeView(waiting=3, blocks_used=1, blocks_total=4)
     want = "TEXT named_metrics.kv_cache_usage_perc=0.25, named_metrics.num_requests_waiting=3"
