@@ -167,7 +167,8 @@ class Api:
 
     async def delete(self, resource: Resource, namespace: str, name: str, *, uid: str, version: str) -> None:
         """Delete exactly this object in this state; one that is gone already is no failure."""
-        body = {"preconditions": {"uid": uid, "resourceVersion": version}}
+        preconditions = {"uid": uid, "resourceVersion": version}
+        body = {"kind": "DeleteOptions", "apiVersion": "v1", "preconditions": preconditions}
         try:
             await self._request("DELETE", resource.path(namespace, name), body=body)
         except ApiError as error:

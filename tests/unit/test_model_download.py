@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from pagefleet_server.api.server import name_model
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.cache_lock import CacheLock
 from pagefleet_server.models.download import Download, DownloadError, default_directory
@@ -365,3 +366,18 @@ class TestLock:
 def test_where_models_are_kept() -> None:
     assert default_directory({"PAGEFLEET_CACHE_DIR": "/c", "XDG_CACHE_HOME": "/x"}) == Path("/c/models")
     assert default_directory({"XDG_CACHE_HOME": "/x"}) == Path("/x/pagefleet/models")
+
+
+@pytest.mark.parametrize(
+    ("model", "want"),
+    [
+        ("hf://acme/tiny-1.5B@v1.0", "tiny-1.5B"),
+        ("acme/tiny@refs/pr/3", "tiny"),
+        ("hf://acme/tiny@main/sub/q4_0.gguf", "q4_0"),
+        ("hf://nonsense", "nonsense"),
+        ("/models/tiny.gguf", "tiny"),
+        ("/models/tiny-1.5B", "tiny-1.5B"),
+    ],
+)
+def test_a_model_is_served_under_its_own_name_without_the_revision(model: str, want: str) -> None:
+    assert name_model(model) == want

@@ -27,7 +27,7 @@ from pagefleet_server.client.errors import EngineDeadError
 from pagefleet_server.log import HTTP_LOGGER, LOGGER, tell_in_one_line
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.download import DownloadError, make_download
-from pagefleet_server.models.hub import SCHEME, hub_model
+from pagefleet_server.models.hub import hub_model
 from pagefleet_server.settings import EngineSettings, ServerSettings
 from pagefleet_server.tokenizer import read_template
 
@@ -252,7 +252,11 @@ class Server:
 
 def name_model(path: str) -> str:
     """The last part of the path or of the hub's name, without the suffix of a file and without the revision."""
-    last = Path(path.partition("@")[0] if path.startswith(SCHEME) and not path.endswith(".gguf") else path)
+    with contextlib.suppress(ModelError):  # told when it is loaded
+        found = hub_model(path)
+        if found is not None and found.file is None:
+            return found.repo.partition("/")[2]
+    last = Path(path)
     return (last.stem if last.suffix == ".gguf" else last.name) or path
 
 
