@@ -1,6 +1,7 @@
 """The same request gets the same tokens and the same logprob bits whatever the scheduler does to it, on CPU."""
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +13,8 @@ from pagefleet_server.core.scheduler import Scheduler
 from pagefleet_server.core.step import TokenLogprobs
 from pagefleet_server.runner.runner import Runner, build_runner
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
+from support.evidence import write_evidence
+from support.smollm2 import smollm2_gguf
 from support.stepping import quiet
 from support.tiny_models import write_tiny_llama
 
@@ -38,30 +41,34 @@ class Wish:
 @pytest.fixture(scope="module", params=["float32", "bfloat16"])
 def runner(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Runner:
     path: Path = write_tiny_llama(tmp_path_factory.mktemp("llama"), seed=3)
+    return runner_for(path, request.param)
+
+
+def runner_for(path: Path, dtype: str, *, threads: int = 1, num_blocks: int = NUM_BLOCKS) -> Runner:
     settings = EngineSettings(
-        model=ModelSettings(model=str(path), device="cpu", dtype=request.param, threads=1),
-        cache=CacheSettings(block_size=BLOCK_SIZE, num_kv_blocks=NUM_BLOCKS),
+        model=ModelSettings(model=str(path), device="cpu", dtype=dtype, threads=threads),
+        cache=CacheSettings(block_size=BLOCK_SIZE, num_kv_blocks=num_blocks),
         scheduler=SchedulerSettings(max_num_batched_tokens=256),
     )
     return build_runner(settings, quiet)
 
 
-def wishes() -> list[Wish]:
-    """Greedy and drawn requests of awkward lengths; each pair of neighbours shares a prefix."""
-    rng = random.Random(5)
-    base = [rng.randrange(3, 320) for _ in range(max(LENGTHS))]
+def wishes(lengths: Sequence[int] = LENGTHS, num_new: int = NUM_NEW_TOKENS, seed: int = 5) -> list[Wish]:
+    """Greedy and drawn requests of awkward lengths; they share prefixes."""
+    rng = random.Random(seed)
+    base = [rng.randrange(3, 320) for _ in range(max(lengths))]
     return [
         Wish(
             [*base[: length - 1], rng.randrange(3, 320)],
             SamplingParams(
-                max_tokens=NUM_NEW_TOKENS,
+                max_tokens=num_new,
                 temperature=0.0 if index % 2 else 0.9,
                 seed=index,
                 logprobs=3,
                 frequency_penalty=0.2 if index % 3 == 0 else 0.0,
             ),
         )
-        for index, length in enumerate(LENGTHS)
+        for index, length in enumerate(lengths)
     ]
 
 
@@ -72,6 +79,7 @@ class Played:
     num_chunks: int
     hits_tokens: int
     num_copies: int = 0
+    most_at_once: int = 0
 
 
 def play(
@@ -98,10 +106,11 @@ def play(
         ids = [str(len(traces) + index) for index in range(len(group))]
         traces |= {request_id: Trace() for request_id in ids}
         scheduler.add_group(ids, group[0].prompt, [wish.sampling for wish in group], arrival_time=0.0)
-    num_chunks = num_copies = 0
+    num_chunks = num_copies = most_at_once = 0
     while (output := scheduler.schedule(0.0)) is not None:
         num_chunks += sum(not row.sample for row in output.scheduled)
         num_copies += len(output.copies)
+        most_at_once = max(most_at_once, len(output.scheduled))
         for new in scheduler.update(output, runner.execute(output), 0.0):
             assert new.logprobs is not None
             traces[new.request_id].token_ids += new.token_ids
@@ -109,7 +118,9 @@ def play(
         scheduler.check_integrity()
     counts = scheduler.counts()
     assert counts.blocks_used == 0
-    return Played(list(traces.values()), counts.num_preemptions, num_chunks, counts.prefix_hits_tokens, num_copies)
+    return Played(
+        list(traces.values()), counts.num_preemptions, num_chunks, counts.prefix_hits_tokens, num_copies, most_at_once
+    )
 
 
 @pytest.fixture(scope="module")
@@ -149,6 +160,43 @@ def test_in_a_fork(runner: Runner, alone: list[Trace]) -> None:
     assert played.num_copies >= 2 * 7
     assert played.traces == apart
     assert played.traces[::3] == alone
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_real_model_gives_the_same_bits_whatever_happens(dtype: str, threads: int) -> None:
+    """SmolLM2: alone; in a batch of 64; in chunks of every size; after preemption; on cache hits; in forks."""
+    seed, num_blocks = 17, 700
+    runner = runner_for(smollm2_gguf(), dtype, threads=threads, num_blocks=num_blocks)
+    many = wishes([*(1 + 7 * index % 61 for index in range(63)), 300], num_new=5, seed=seed)
+    alone = play(runner, [[wish] for wish in many], num_blocks=num_blocks, max_num_seqs=1).traces
+    batch = play(runner, [[wish] for wish in many], num_blocks=num_blocks, max_num_seqs=64)
+    assert batch.traces == alone
+    assert batch.most_at_once == 64
+    for budget in (5, 23, 64):
+        chunked = play(
+            runner,
+            [[wish] for wish in many[-12:]],
+            num_blocks=num_blocks,
+            max_num_seqs=5,
+            max_num_batched_tokens=budget,
+        )
+        assert chunked.num_chunks > 0
+        assert chunked.traces == alone[-12:]
+    preempted = play(runner, [[wish] for wish in many], num_blocks=30, max_num_seqs=16)
+    assert preempted.num_preemptions >= 3
+    assert preempted.traces == alone
+    hit = play(runner, [[wish] for wish in [*many, *many]], num_blocks=num_blocks, max_num_seqs=16, prefix_caching=True)
+    assert hit.hits_tokens > 1000
+    assert hit.traces == alone * 2
+    groups = [[wish, *(Wish(wish.prompt, other.sampling) for other in many[:2])] for wish in many[-12:]]
+    forked = play(runner, groups, num_blocks=num_blocks)
+    assert forked.num_copies > 10
+    assert forked.traces[::3] == alone[-12:]
+    facts = {"seed": seed, "model": "SmolLM2-135M", "dtype": dtype, "threads": threads, "requests": len(many)}
+    what = {"batch": 64, "preemptions": preempted.num_preemptions, "hit_tokens": hit.hits_tokens, "different_bits": 0}
+    write_evidence(f"batch_invariance_{dtype}_{threads}_threads", facts | what)
 
 
 def test_scores_of_a_prompt_are_those_of_the_model_whatever_the_chunks(runner: Runner) -> None:

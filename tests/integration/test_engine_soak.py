@@ -1,12 +1,8 @@
 """Random load for a while, then silence: no block, no request, no memory is left behind."""
 
 import asyncio
-import json
 import os
-import subprocess
 from dataclasses import asdict
-from datetime import UTC, datetime
-from pathlib import Path
 
 import pytest
 
@@ -14,10 +10,9 @@ from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
 from support.engine_clients import engine
 from support.engine_soak import Load, soak
+from support.evidence import write_evidence
 from support.memory_engine import make_settings
 from support.smollm2 import smollm2_gguf
-
-EVIDENCE = Path(__file__).resolve().parents[2] / "docs" / "evidence"
 
 
 async def test_hundreds_of_requests_without_a_model() -> None:
@@ -52,12 +47,3 @@ async def test_ten_minutes_on_a_real_model_leave_no_block_and_flat_memory() -> N
     settled = report.resident_bytes[len(report.resident_bytes) // 4 :]
     assert max(settled) < min(settled) * 1.05, f"memory grows: {report.resident_bytes}"
     write_evidence("engine_soak", {"seed": load.seed, "seconds": seconds, **asdict(report)})
-
-
-def write_evidence(name: str, facts: dict[str, object]) -> None:
-    """A dated record beside the code that it was made with."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    now = datetime.now(UTC)
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
-    record = {"time": now.isoformat(timespec="seconds"), "commit": commit.stdout.strip(), **facts}
-    (EVIDENCE / f"{now:%Y-%m-%d}-{name}.json").write_text(json.dumps(record, indent=1) + "\n")

@@ -1,15 +1,11 @@
-import itertools
-
 import numpy as np
 import pytest
 import torch
 
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import TokenHistory
-from pagefleet_server.runner.distribution import distribution
 from pagefleet_server.runner.logit_rules import apply_rules
 from pagefleet_server.runner.rows import Row
-from support.transformers_sampling import transformers_probabilities
 
 VOCAB = 500
 HISTORY = TokenHistory([3, 9, 9, 27, 81, 81, 81, 40, 9], num_prompt=4)
@@ -18,38 +14,6 @@ HISTORY = TokenHistory([3, 9, 9, 27, 81, 81, 81, 40, 9], num_prompt=4)
 def logits_of(seed: int) -> Row:
     row: Row = (torch.randn(VOCAB, generator=torch.Generator().manual_seed(seed)) * 2.0).numpy()
     return row
-
-
-RULES: dict[str, list[object]] = {
-    "logit_bias": [(), ((9, 4.0), (100, -100.0), (450, 2.5))],
-    "repetition_penalty": [1.0, 1.3, 0.8],
-    "presence_penalty": [0.0, 1.5],
-    "frequency_penalty": [0.0, -0.7],
-    "allowed_token_ids": [None, (3, 9, 27, 81, 100, 101, 450)],
-    "bad_words": [(), ((81,), (40, 9, 450), (9, 27), (9, 450))],
-    "min_tokens": [0, 6],
-    "top_p": [1.0, 0.9],
-}
-COMBINATIONS = [dict(zip(RULES, values, strict=True)) for values in itertools.product(*RULES.values())]
-
-
-@pytest.mark.parametrize("start", range(0, len(COMBINATIONS), 48))
-def test_every_combination_of_rules_equals_transformers(start: int) -> None:
-    for index, fields in enumerate(COMBINATIONS[start : start + 48]):
-        params = SamplingParams(
-            max_tokens=20,
-            temperature=0.8,
-            top_k=30,
-            min_p=0.01,
-            stop_token_ids=(9, 101),
-            **fields,  # type: ignore[arg-type]
-        )
-        logits = logits_of(start + index)
-        kept = distribution(apply_rules(logits, params, HISTORY), params)
-        got = np.zeros(VOCAB)
-        got[slice(None) if kept.ids is None else kept.ids] = kept.weights / kept.weights.sum(dtype=np.float64)
-        want = transformers_probabilities(logits, params, HISTORY.token_ids, HISTORY.num_prompt)
-        assert torch.allclose(torch.from_numpy(got), want, rtol=0, atol=1e-6), fields
 
 
 def test_rules_leave_the_row_they_were_given() -> None:
