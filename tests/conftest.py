@@ -1,6 +1,12 @@
-"""What cannot be collected here: tests of the GPU kernels import Triton, which exists for Linux only."""
+"""What holds for all tests. Hypothesis has no deadline: machines that test are shared, and speed is measured elsewhere.
+Tests of the GPU kernels import Triton, which exists for Linux only; without it they cannot be collected."""
 
 import importlib.util
+
+from hypothesis import settings
+
+settings.register_profile("house", deadline=None)
+settings.load_profile("house")
 
 collect_ignore_glob = (
     []

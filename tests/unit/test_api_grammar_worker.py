@@ -21,7 +21,7 @@ LAUGHS = {
 
 @pytest.fixture
 async def compiler() -> AsyncIterator[GrammarCompiler]:
-    compiler = GrammarCompiler(wall_seconds=60)
+    compiler = GrammarCompiler(wall_seconds=120)
     yield compiler
     await compiler.close()
 

@@ -9,6 +9,7 @@ As a program: reads one JSON document a line, [kind, source], and answers with o
 
 import asyncio
 import json
+import math
 import os
 import resource
 import sys
@@ -26,8 +27,8 @@ from pagefleet_server.engine.parent import ParentGoneError, die_with_parent
 COMMAND = (sys.executable, "-P", "-m", "pagefleet_server.api.grammar_worker")
 WALL_SECONDS = 10.0
 """From asking to the answer, whatever else the machine does; then the worker is killed."""
-CPU_SECONDS = 2
-"""Of one grammar; then the kernel ends the worker, also when nobody waits for it any more."""
+CPU_SECONDS = 1
+"""Of one grammar, and up to one more; then the kernel ends the worker, also when nobody waits for it any more."""
 BUILD_SECONDS = 0.5
 """CPU time of a grammar that the engine may be given: so long may all streams stand still."""
 MEMORY_BYTES = 2 * 1024**3
@@ -134,9 +135,8 @@ def main() -> None:
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for line in sys.stdin.buffer:
         used = resource.getrusage(resource.RUSAGE_SELF)
-        resource.setrlimit(
-            resource.RLIMIT_CPU, (int(used.ru_utime + used.ru_stime) + CPU_SECONDS, resource.RLIM_INFINITY)
-        )
+        most = math.ceil(used.ru_utime + used.ru_stime) + CPU_SECONDS
+        resource.setrlimit(resource.RLIMIT_CPU, (most, resource.RLIM_INFINITY))
         kind, source = json.loads(line)
         try:
             answer = {"grammar": build(kind, source)}
