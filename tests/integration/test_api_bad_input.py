@@ -164,6 +164,19 @@ async def test_tools_for_a_model_that_cannot_be_told_of_them_are_refused(talk: T
     assert (status, answer["error"]["param"]) == (400, "tools")
 
 
+@pytest.mark.parametrize("stream", [True, False])
+async def test_a_fault_of_ours_is_told_as_one_and_leaves_nothing(talk: Talk, stream: bool) -> None:
+    """It once was a line of plain text. The engine without a model has no log-probabilities, which is such a fault."""
+    body = {"prompt": "ab", "logprobs": 1, "stream": stream, "max_tokens": 500, "ignore_eos": True}
+    async with talk.session.post("/v1/completions", json=body) as response:
+        error = (await response.json())["error"]
+        assert (response.status, error["type"], error["code"]) == (500, "internal_error", "internal_error")
+        request_id = response.headers["X-Request-Id"]
+        assert request_id in error["message"] and "zip" not in error["message"]
+    assert f"request {request_id} failed\nTraceback" in talk.server.log
+    await talk.until_idle()
+
+
 async def test_a_burst_of_requests_is_served_or_refused_and_forgotten(talk: Talk) -> None:
     """A burst of 72 once killed an engine."""
     answers = await asyncio.gather(

@@ -13,7 +13,7 @@ from pagefleet_server.api.errors import ApiError, ErrorBody, QuotaError, Refused
 from pagefleet_server.api.generation import Usage
 from pagefleet_server.api.load_report import REQUEST_HEADER, RESPONSE_HEADER, report_load
 from pagefleet_server.api.service import SERVICE, TENANT, TRACE, Service
-from pagefleet_server.log import ACCESS_LOGGER
+from pagefleet_server.log import ACCESS_LOGGER, LOGGER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
@@ -167,6 +167,12 @@ async def answer_errors(request: web.Request, handler: Handler) -> web.StreamRes
         return _error(error.status, body, {"Allow": ", ".join(sorted(error.allowed_methods))})
     except web.HTTPException as error:
         return _error(error.status, ErrorBody(f"{request.path[:200]}: {error.reason}", "invalid_request_error"))
+    except Exception as error:  # a fault of ours: the client learns that, and nothing else
+        if isinstance(error, ConnectionError) or request.writer.output_size > 0:
+            raise  # a torn answer must not look whole
+        LOGGER.exception("request %s failed", request[REQUEST_ID])
+        message = f"the server failed; its log tells why under the request id {request[REQUEST_ID]}"
+        return _error(500, ErrorBody(message, "internal_error", code="internal_error"))
 
 
 @web.middleware
