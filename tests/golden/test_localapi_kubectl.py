@@ -178,7 +178,7 @@ def own_said(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[int, Sai
 def test_kubectl_prints_as_before(own_said: dict[int, Said], number: int) -> None:
     want, got = OWN[number][1], own_said[number].lines()
     if OWN[number][0] == "get pods -w":  # intermediate states of a moment may be missed or seen twice
-        shown = re.compile(r"NAME .*|p (?!.*Pending).*|\(exit 0\)")
+        shown = re.compile(r"NAME .*|p (?!.*(Pending|ContainerCreating)).*|\(exit 0\)")
         want, got = ([line for line in dict.fromkeys(lines) if shown.fullmatch(line)] for lines in (want, got))
     if OWN[number][0].startswith("rollout status"):  # how often it reports on the way is a matter of speed
         want, got = want[-2:], got[-2:]

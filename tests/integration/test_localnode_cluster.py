@@ -143,9 +143,13 @@ async def test_a_crash_restarts_with_back_off_and_keeps_the_last_words(tmp_path:
         name = pod["metadata"]["name"]
         _, previous = await kubectl(cluster, "logs", name, "--previous", "--tail=1")
         assert previous == "exiting with 4\n"
-        assert (await events_of(client, name))["BackOff"].startswith(
-            "Back-off restarting failed container server in pod"
-        )
+
+        async def said() -> bool:
+            return (await events_of(client, name))["BackOff"].startswith(
+                "Back-off restarting failed container server in pod"
+            )
+
+        assert await eventually(said)
 
 
 async def test_termination_is_graceful_then_forced(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 from pagefleet_localcluster.api.builtin_types import builtin_types
 from pagefleet_localcluster.api.cel_rules import run_rules
 from pagefleet_localcluster.api.errors import invalid
-from pagefleet_localcluster.api.schema import apply_defaults, drop_absent, prune
+from pagefleet_localcluster.api.schema import apply_defaults, drop_empty, drop_nulls, prune
 from pagefleet_localcluster.api.validation import validate
 
 OPEN = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
@@ -75,7 +75,8 @@ def test_builtin_objects_carry_neither_nulls_nor_empty_collections() -> None:
         "metadata": {"labels": {}, "annotations": None},
         "spec": {"tolerations": [], "volumes": [{"name": "v", "emptyDir": {}}], "securityContext": {}},
     }
-    drop_absent(pod, builtin_types().schema("Pod"))
+    drop_nulls(pod, builtin_types().schema("Pod"))
+    drop_empty(pod, builtin_types().schema("Pod"))
     assert pod == {"metadata": {}, "spec": {"volumes": [{"name": "v", "emptyDir": {}}], "securityContext": {}}}
 
 

@@ -1,7 +1,7 @@
 """HTTP verbs on resources: from request to the room that does it, and back."""
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import aiohttp
@@ -30,6 +30,8 @@ STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "applic
 _CUSTOM_PATCHES = (JSON_PATCH, MERGE_PATCH, APPLY_PATCH)
 _BUILTIN_PATCHES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
+WARNINGS = "pagefleet.warnings"
+"""Where a request keeps the texts of its Warning headers, whatever becomes of it."""
 SUMMARY_CHARS = 30
 MAX_SHOWN_CHARS = 10_000
 """How much of a body that says not what it is an error shows."""
@@ -216,7 +218,10 @@ def write_options(request: web.Request, subresource: str = "") -> writes.WriteOp
         kinds = {"PATCH": "PatchOptions", "PUT": "UpdateOptions"}
         raise invalid_options(kinds.get(request.method, "CreateOptions"), causes)
     agent = request.headers.get("User-Agent", "").partition("/")[0]
+    warnings: list[str] = []
+    request[WARNINGS] = warnings
     return writes.WriteOptions(
+        warnings=warnings,
         manager=query.get("fieldManager") or agent or "unknown",
         subresource=subresource,
         field_validation=validation,
@@ -237,8 +242,12 @@ def _dump(obj: Json) -> bytes:
     return json.dumps(obj, separators=(",", ":")).encode()
 
 
-def _json(body: bytes, code: int = 200, warnings: Any = ()) -> web.Response:
-    response = web.Response(body=body, status=code, content_type="application/json")
+def _json(body: bytes, code: int = 200, warnings: Iterable[str] = ()) -> web.Response:
+    return with_warnings(web.Response(body=body, status=code, content_type="application/json"), warnings)
+
+
+def with_warnings(response: web.Response, warnings: Iterable[str]) -> web.Response:
+    """The response with a Warning header for each text."""
     for text in warnings:
         quoted = text.replace("\\", "\\\\").replace('"', '\\"')
         response.headers.add("Warning", f'299 - "{quoted}"')

@@ -161,7 +161,7 @@ def _check_conflicts(entries: Mapping[Key, _Entry], key: Key, written: FieldSet,
     for (manager, operation, subresource), entry in sorted(entries.items()):
         if (manager, operation, subresource) == key:
             continue
-        for path in sorted(entry.fields & written):
+        for path in sorted(entry.fields & written, key=_members_first):
             who = f'"{manager}"'
             if subresource:
                 who += f' with subresource "{subresource}"'
@@ -172,6 +172,11 @@ def _check_conflicts(entries: Mapping[Key, _Entry], key: Key, written: FieldSet,
             )
     if causes:
         raise ApiError(409, "Conflict", _conflict_text(causes), details={"causes": causes})
+
+
+def _members_first(path: Path) -> list[tuple[bool, str]]:
+    """The order of a set of paths: at each level what ends there comes before what goes on below."""
+    return [(depth < len(path) - 1, element) for depth, element in enumerate(path)]
 
 
 def _conflict_text(causes: list[dict[str, str]]) -> str:

@@ -65,21 +65,53 @@ def apply_defaults(value: Any, schema: Schema) -> None:
             apply_defaults(item, schema["items"])
 
 
-def drop_absent(value: Any, schema: Schema | None) -> None:
-    """Removes what the typed built-in objects do not carry: nulls, and empty lists and maps.
+def drop_nulls(value: Any, schema: Schema | None) -> None:
+    """Removes nulls, as reading into a typed built-in object does; in a map of strings a null reads as an empty one."""
+    if isinstance(value, dict):
+        properties = (schema or {}).get("properties") or {}
+        for key, item in list(value.items()):
+            below = child_schema(schema, key)
+            if item is not None:
+                drop_nulls(item, below)
+            elif below is not None and below.get("type") == "string" and key not in properties:
+                value[key] = ""
+            else:
+                del value[key]
+    elif isinstance(value, list):
+        for item in value:
+            drop_nulls(item, (schema or {}).get("items"))
+
+
+def drop_empty(value: Any, schema: Schema | None) -> None:
+    """Removes the empty lists and maps that typed built-in objects do not carry.
 
     An empty object of a type (`emptyDir: {}`) says something and stays."""
     if isinstance(value, dict):
         for key, item in list(value.items()):
             below = child_schema(schema, key)
-            drop_absent(item, below)
-            if item is None or (not item and _is_collection(item, below) and key not in _KEPT_EMPTY):
+            drop_empty(item, below)
+            if not item and ((_is_collection(item, below) and key not in _KEPT_EMPTY) or key in _OMITTED_ZEROS):
                 del value[key]
     elif isinstance(value, list):
         for item in value:
-            drop_absent(item, (schema or {}).get("items"))
+            drop_empty(item, (schema or {}).get("items"))
 
 
+_OMITTED_ZEROS = frozenset(
+    {
+        "minReadySeconds",
+        "paused",
+        "initialDelaySeconds",
+        "hostNetwork",
+        "hostPID",
+        "hostIPC",
+        "hostPort",
+        "stdin",
+        "tty",
+    }
+    | {"workingDir", "readOnly", "subPath"}
+)
+"""Fields of built-in types that are not stored when they say what their absence says; others keep a zero."""
 _KEPT_EMPTY = frozenset({"rules", "endpoints", "ports", "containers"})
 
 

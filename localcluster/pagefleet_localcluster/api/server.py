@@ -20,7 +20,7 @@ from pagefleet_localcluster.api.crds import COLLECTION as CRDS
 from pagefleet_localcluster.api.crds import resources_of
 from pagefleet_localcluster.api.errors import ApiError
 from pagefleet_localcluster.api.event_expiry import run_expiry
-from pagefleet_localcluster.api.handlers import Handlers
+from pagefleet_localcluster.api.handlers import WARNINGS, Handlers, with_warnings
 from pagefleet_localcluster.api.journal import Journal
 from pagefleet_localcluster.api.rbac import ADMINISTRATORS, ANONYMOUS, Access, User, verb_of
 from pagefleet_localcluster.api.request_info import MAX_BODY_BYTES, Target, decode_object, parse_target
@@ -154,7 +154,7 @@ class ApiServer:
         try:
             return await self._route(request)
         except ApiError as error:
-            return _failure(error)
+            return with_warnings(_failure(error), request.get(WARNINGS, ()))
         except web.HTTPRequestEntityTooLarge:
             text = f"Request entity too large: limit is {MAX_BODY_BYTES}"
             return _failure(ApiError(413, "RequestEntityTooLarge", text))

@@ -98,12 +98,12 @@ def check_workload(obj: Json, old: Json | None) -> list[Cause]:
     spec = obj["spec"]
     selector, template = spec["selector"], spec.get("template") or {}
     labels = template.get("metadata", {}).get("labels") or {}
-    causes = []
+    causes = _check_counts(spec, ("replicas",))
     if not selector.get("matchLabels") and not selector.get("matchExpressions"):
         text = f"Invalid value: {show(selector)}: empty selector is invalid for {obj['kind'].lower()}"
         causes.append(Cause(field="spec.selector", message=text))
     elif not selector_matches(selector, labels):
-        text = f"Invalid value: {show(labels)}: `selector` does not match template `labels`"
+        text = f"Invalid value: {show(labels or None)}: `selector` does not match template `labels`"
         causes.append(Cause(field="spec.template.metadata.labels", message=text))
     pod = template.get("spec") or {}
     causes += _check_pod_spec(pod, "spec.template.spec")
@@ -117,11 +117,13 @@ def check_workload(obj: Json, old: Json | None) -> list[Cause]:
     if old is not None and old["spec"]["selector"] != selector:
         text = f"Invalid value: {show(selector)}: field is immutable"
         causes.append(Cause(field="spec.selector", message=text))
-    for name in ("replicas", "minReadySeconds", "progressDeadlineSeconds", "revisionHistoryLimit"):
-        if isinstance(spec.get(name), int) and spec[name] < 0:
-            text = f"Invalid value: {spec[name]}: must be greater than or equal to 0"
-            causes.append(Cause(field=f"spec.{name}", message=text))
-    return causes
+    return causes + _check_counts(spec, ("minReadySeconds", "revisionHistoryLimit", "progressDeadlineSeconds"))
+
+
+def _check_counts(spec: Json, names: tuple[str, ...]) -> list[Cause]:
+    text = "Invalid value: {}: must be greater than or equal to 0"
+    counts = [(name, spec[name]) for name in names if isinstance(spec.get(name), int)]
+    return [Cause(field=f"spec.{name}", message=text.format(count)) for name, count in counts if count < 0]
 
 
 def check_count_or_percent(value: Any, field: str) -> list[Cause]:
@@ -191,9 +193,12 @@ def _check_pod_spec(spec: Json, path: str) -> list[Cause]:
             text = f"Invalid value: {show(container['name'])}: {LABEL_TEXT}"
             causes.append(Cause(field=f"{at}.name", message=text))
         for index, port in enumerate(container.get("ports") or ()):
-            if not 0 < port["containerPort"] < 65536:
-                text = f"Invalid value: {port['containerPort']}: must be between 1 and 65535, inclusive"
-                causes.append(Cause(field=f"{at}.ports[{index}].containerPort", message=text))
+            field, number = f"{at}.ports[{index}].containerPort", port["containerPort"]
+            if number == 0:
+                causes.append(Cause(field=field, message="Required value", reason="FieldValueRequired"))
+            elif not 0 < number < 65536:
+                text = f"Invalid value: {number}: must be between 1 and 65535, inclusive"
+                causes.append(Cause(field=field, message=text))
         if not container.get("image"):
             causes.append(Cause(field=f"{at}.image", message="Required value", reason="FieldValueRequired"))
         for index, mount in enumerate(container.get("volumeMounts") or ()):

@@ -19,7 +19,7 @@ from pagefleet_localcluster.api.errors import (
     wrong_version,
 )
 from pagefleet_localcluster.api.resources import Resource
-from pagefleet_localcluster.api.schema import Schema, apply_defaults, drop_absent, prune
+from pagefleet_localcluster.api.schema import Schema, apply_defaults, drop_empty, drop_nulls, prune
 from pagefleet_localcluster.api.store import Name, Stored, freeze
 from pagefleet_localcluster.api.strategies import strategy_of
 from pagefleet_localcluster.api.validation import QUANTITY_TEXT, show, validate
@@ -33,6 +33,8 @@ UNCHECKED = Cause(
 _STRUCTURAL = frozenset(
     {"FieldValueRequired", "FieldValueTypeInvalid", "FieldValueNotSupported", "FieldValueTooMany", "FieldValueTooLong"}
 )
+_EXPECTED = {"integer": "numeric (int or float)", "number": "numeric (int or float)", "array": "list", "object": "map"}
+_EXPECTED |= {name: name for name in ("string", "boolean")}
 
 
 @dataclass(kw_only=True)
@@ -56,6 +58,7 @@ class WriteOptions:
 def create(cluster: Cluster, resource: Resource, namespace: str, body: Json, options: WriteOptions) -> Stored:
     """Stores a new object. Raises ApiError."""
     obj = checked_body(resource, namespace, body)
+    _decode(resource, obj, options)
     metadata.name_new(cluster, resource, obj)
     return _create(cluster, resource, namespace, obj, options, None)
 
@@ -69,8 +72,6 @@ def _create(
     meta = obj["metadata"]
     _check_namespace(cluster, resource, namespace, meta["name"])
     name = (namespace, meta["name"])
-    if cluster.get(resource, name) is not None:
-        raise already_exists(resource.plural, resource.group, meta["name"])
     if applied is not None:
         obj = applied(obj)
         meta = obj["metadata"]
@@ -79,6 +80,8 @@ def _create(
     metadata.stamp_new(cluster, obj, has_generation=strategy_of(resource).has_generation)
     _normalise(cluster, resource, obj, None, options)
     _validate(resource, obj, None, "")
+    if cluster.get(resource, name) is not None:
+        raise already_exists(resource.plural, resource.group, meta["name"])
     admission.admit_create(cluster, resource, obj)
     if applied is None:
         ownership.track_update(None, obj, resource.schema, writer(cluster, resource, options, "Update"))
@@ -93,6 +96,7 @@ def update(
 ) -> Stored:
     """Replaces an object, or its status. Raises ApiError."""
     obj = checked_body(resource, name[0], body)
+    _decode(resource, obj, options)
     stored = cluster.get(resource, name)
     if stored is None:
         raise not_found(resource.plural, resource.group, name[1])
@@ -164,21 +168,16 @@ def apply(cluster: Cluster, resource: Resource, name: Name, config: Json, option
         raise bad_request(
             f"the name of the object ({obj['metadata']['name']}) does not match the name on the URL ({name[1]})"
         )
-    given_namespace = (config.get("metadata") or {}).get("namespace", "")
-    drop_absent(obj, resource.schema)
-    for unknown in prune(obj, resource.schema):
-        what = f"({given_namespace}/{name[1]}; {resource.api_version}, Kind={resource.kind})"
-        text = f"failed to create typed patch object {what}: .{unknown}: field not declared in schema"
-        raise ApiError(500, "", text)
-    faults = [cause for cause in validate(obj, resource.schema) if cause.reason == "FieldValueTypeInvalid"]
-    if faults:
-        raise invalid(resource.kind, resource.group, name[1], faults)
+    stored = cluster.get(resource, name)
+    if stored is None and options.subresource:
+        raise not_found(resource.plural, resource.group, name[1])
+    if stored is None and not obj["metadata"].get("name"):
+        why = f"the name of the object ({name[1]} based on URL) was undeterminable: name must be provided"
+        raise bad_request(why)
+    _check_typed(resource, config.get("metadata") or {}, obj)
     obj["metadata"]["name"] = name[1]
     who = writer(cluster, resource, options, "Apply")
-    stored = cluster.get(resource, name)
     if stored is None:
-        if options.subresource:
-            raise not_found(resource.plural, resource.group, name[1])
         created = _create(
             cluster, resource, name[0], obj, options,
             lambda new: ownership.apply(None, new, resource.schema, who, force=True),
@@ -189,6 +188,24 @@ def apply(cluster: Cluster, resource: Resource, name: Name, config: Json, option
     if version is not None:
         merged["metadata"]["resourceVersion"] = version
     return _update(cluster, resource, name, merged, stored, options, applied=True), False
+
+
+def _check_typed(resource: Resource, given: Json, obj: Json) -> None:
+    """500, as a real server answers, for an applied object that does not fit its schema."""
+    drop_nulls(obj if not resource.custom else obj["metadata"], resource.schema if not resource.custom else None)
+    faults = [
+        f".{cause.field}: expected {_EXPECTED.get(cause.message.split()[-2].rstrip(':'), 'another type')}, "
+        f"got {cause.message.rpartition(' ')[2].strip(chr(34))}"
+        for cause in validate(obj, resource.schema)
+        if cause.reason == "FieldValueTypeInvalid" and QUANTITY_TEXT not in cause.message
+    ]
+    faults += [f".{path}: field not declared in schema" for path in prune(obj, resource.schema)]
+    if not faults:
+        return
+    version = resource.api_version if resource.group else f"/{resource.version}"
+    what = f"({given.get('namespace', '')}/{given.get('name', '')}; {version}, Kind={resource.kind})"
+    text = faults[0] if len(faults) == 1 else "errors:" + "".join(f"\n  {fault}" for fault in faults)
+    raise ApiError(500, "", f"failed to create typed patch object {what}: {text}")
 
 
 def checked_body(resource: Resource, namespace: str, body: Json) -> Json:
@@ -255,6 +272,8 @@ def _isolate(resource: Resource, obj: Json, old: Json, subresource: str) -> None
         for key in [key for key in obj if key not in keep]:
             del obj[key]
         obj.update({key: value for key, value in old.items() if key not in keep})
+        if resource.collection == ("apps", "deployments"):
+            obj["metadata"]["labels"] = old["metadata"].get("labels", {})
         if resource.custom:
             managed = obj["metadata"].get("managedFields")
             version = obj["metadata"].get("resourceVersion")
@@ -267,13 +286,12 @@ def _isolate(resource: Resource, obj: Json, old: Json, subresource: str) -> None
             obj["status"] = old["status"]
 
 
-def _normalise(cluster: Cluster, resource: Resource, obj: Json, old: Json | None, options: WriteOptions) -> None:
-    """Pruned, defaulted and completed; unknown fields refuse or warn."""
-    if not resource.custom:
-        drop_absent(obj, resource.schema)
-        for name in ("spec", "status"):
-            if name in resource.schema["properties"]:
-                obj.setdefault(name, {})
+def _decode(resource: Resource, obj: Json, options: WriteOptions) -> None:
+    """Pruned; unknown fields refuse or warn, fields of built-in types that have the wrong type refuse."""
+    if resource.custom:
+        drop_nulls(obj["metadata"], None)
+    else:
+        drop_nulls(obj, resource.schema)
     unknown = prune(obj, resource.schema)
     if unknown and options.field_validation == "Strict":
         texts = ", ".join(f'unknown field "{path}"' for path in unknown)
@@ -283,10 +301,20 @@ def _normalise(cluster: Cluster, resource: Resource, obj: Json, old: Json | None
         )
     if options.field_validation != "Ignore":
         options.warnings += [f'unknown field "{path}"' for path in unknown]
-    options.warnings += metadata.merge_owners(obj)
     faults = [] if resource.custom else validate(obj, resource.schema)
     if any(cause.reason == "FieldValueTypeInvalid" for cause in faults):
         raise _undecodable(resource, faults)
+
+
+def _normalise(cluster: Cluster, resource: Resource, obj: Json, old: Json | None, options: WriteOptions) -> None:
+    """Defaulted and completed."""
+    options.warnings += metadata.merge_owners(obj)
+    if not resource.custom:
+        drop_empty(obj, resource.schema)
+        for name in ("spec", "status"):
+            if name in resource.schema["properties"]:
+                obj.setdefault(name, {})
+    faults = [] if resource.custom else validate(obj, resource.schema)
     apply_defaults(obj, resource.schema)
     if any(cause.reason == "FieldValueRequired" for cause in faults):
         faults = validate(obj, resource.schema)
