@@ -92,6 +92,11 @@ def test_without_a_key_to_begin_with_there_is_no_start(tmp_path: Path, content: 
         keys(path)
 
 
+def test_more_keys_than_can_be_compared_quickly_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(KeyFileError, match="10001 keys"):
+        keys(write(tmp_path / "keys", "\n".join(f"key-{number}" for number in range(10_001))))
+
+
 def test_each_key_is_its_own_tenant_and_its_name_tells_nothing(tmp_path: Path) -> None:
     checked = keys(write(tmp_path / "keys", "one\ntwo\n"))
     one, two = checked.identify("Bearer one"), checked.identify("Bearer two")

@@ -14,6 +14,8 @@ CHECK_SECONDS = 1.0
 """Between two looks at the file."""
 MAX_FILE_BYTES = 1024 * 1024
 MAX_KEY_CHARS = 512
+MAX_KEYS = 10_000
+"""All are compared for each request: about 2 ms for so many."""
 SCHEME = "bearer"
 TENANT_CHARS = 16
 OPTION = re.compile(r"(requests_per_minute|concurrent_requests)=([0-9]{1,7})")
@@ -111,6 +113,8 @@ def read_key_file(path: Path) -> dict[bytes, Limits]:
         keys[digest] = _read_limits(options, f"{path}: line {number}")
     if not keys:
         raise KeyFileError(f"{path}: holds no key; write one a line")
+    if len(keys) > MAX_KEYS:
+        raise KeyFileError(f"{path}: holds {len(keys)} keys; at most {MAX_KEYS} are read")
     return keys
 
 

@@ -29,7 +29,7 @@ GETS = {
 }
 STREAMING = frozenset({"/v1/completions", "/v1/chat/completions"})
 TEXT = frozenset({"/metrics"})
-POST_ERRORS = (400, 401, 404, 408, 413, 415, 503)
+POST_ERRORS = (400, 401, 404, 408, 413, 415, 429, 500, 503)
 ERROR_SCHEMA: dict[str, Any] = {
     "type": "object",
     "required": ["error"],
