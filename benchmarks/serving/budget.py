@@ -4,8 +4,9 @@
 
 floor: the weights read once at the measured bandwidth (decode), or the products at the measured rate (prefill).
 linears, attention: the backend's own kernels on the model's shapes, layer after layer with their own weights, so that
-they come from memory as in a step. step: the runner's whole step; the rest of it is glue, sampling and Python. Each is
-the median of rounds in turn. What a served step takes beyond that is scheduler, messages, HTTP and client.
+they come from memory as in a step. step: the runner's whole step. The rest of it is norms, rotation, sampling and
+Python, less what a step saves by keeping its threads awake from op to op: it may be negative. Each is the median of
+rounds in turn. What a served step takes beyond that is scheduler, messages, HTTP and client.
 """
 
 import argparse
@@ -32,8 +33,8 @@ CPU = torch.device("cpu")
 BLOCK_SIZE = 16
 LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 30, 576, 1536, 9, 3, 64, 49152
 """SmolLM2-135M."""
-SHAPES = [(HEADS * HEAD, HIDDEN), (KV_HEADS * HEAD, HIDDEN), (KV_HEADS * HEAD, HIDDEN), (HIDDEN, HEADS * HEAD)]
-SHAPES += [(INNER, HIDDEN), (INNER, HIDDEN), (HIDDEN, INNER)]
+SHAPES = [((HEADS + 2 * KV_HEADS) * HEAD, HIDDEN), (HIDDEN, HEADS * HEAD), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
+"""[out, in] of a layer's linears, merged as the decoder merges them."""
 NUM_LAYER_WEIGHTS = LAYERS * sum(rows * columns for rows, columns in SHAPES)
 NUM_WEIGHTS = NUM_LAYER_WEIGHTS + VOCABULARY * HIDDEN
 Run = Callable[[], object]
