@@ -7,6 +7,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from support.api_server import cut, memory_command, memory_server, raw_completion, running, write_letter_model
 
 LONG: dict[str, Any] = {"prompt": "ab", "max_tokens": 400, "ignore_eos": True}
@@ -42,6 +44,25 @@ async def test_keys_guard_all_but_probes_and_a_prefix_changes_nothing(tmp_path: 
         async with talk.session.get("/v1/models", headers=headers) as response:
             assert response.status == 401, "the old key is gone"
         assert "first" not in talk.server.log.replace("first one", "")
+
+
+@pytest.mark.parametrize("flags", [(), ("--no-web-page",)])
+async def test_the_page_is_served_without_a_key_unless_it_is_turned_off(tmp_path: Path, flags: tuple[str, ...]) -> None:
+    key_file = tmp_path / "keys"
+    key_file.write_text("first")
+    async with memory_server(
+        tmp_path, "never-ready", "--api-key-file", str(key_file), "--root-path", "/llm", *flags
+    ) as talk:
+        for path in ("/", "/llm/", "/ui/app.js", "/llm/ui/style.css", "/ui/icon.svg"):
+            async with talk.session.get(path) as response:
+                assert (response.status == 200) is not bool(flags), path
+                if not flags:
+                    kind = {"js": "text/javascript", "css": "text/css", "svg": "image/svg+xml"}
+                    assert response.content_type == kind.get(path.rpartition(".")[2], "text/html")
+                    assert "default-src 'none'" in response.headers["Content-Security-Policy"]
+                    assert response.headers["X-Content-Type-Options"] == "nosniff"
+        for path in ("/ui/page_routes.py", "/ui/..%2fapp.py", "/ui/", "/ui"):
+            assert (await talk.get(path))[0] in {401, 404}, path
 
 
 async def test_a_key_sends_what_its_line_allows_and_no_more(tmp_path: Path) -> None:
