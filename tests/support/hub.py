@@ -2,10 +2,12 @@
 
 import asyncio
 import hashlib
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+import threading
+from collections.abc import AsyncIterator, Coroutine
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 from urllib.parse import unquote
 
 from aiohttp import web
@@ -135,3 +137,32 @@ async def serving(hub: LocalHub) -> AsyncIterator[LocalHub]:
         yield hub
     finally:
         await runner.cleanup()
+
+
+class HubThread:
+    """The hub in a thread of its own, for tests without a loop."""
+
+    def __init__(self, hub: LocalHub) -> None:
+        self.hub = hub
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="hub", daemon=True)
+        self._stack = AsyncExitStack()
+
+    def __enter__(self) -> LocalHub:
+        self._thread.start()
+        self._run(self._stack.enter_async_context(serving(self.hub)))
+        return self.hub
+
+    def __exit__(self, *_: object) -> None:
+        self._run(self._stack.aclose())
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+    def open_gate(self) -> None:
+        """Let content through."""
+        assert self.hub.gate is not None
+        self._loop.call_soon_threadsafe(self.hub.gate.set)
+
+    def _run(self, work: Coroutine[Any, Any, Any]) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(30)
