@@ -1,6 +1,7 @@
 import gc
 import weakref
 
+import pytest
 import torch
 from torch.nn import functional
 
@@ -45,12 +46,23 @@ def test_packed_model_gives_the_same_and_lets_the_weights_go() -> None:
     assert [weight() for weight in weights] == [None] * 5
 
 
-def test_model_that_reads_a_weight_stays_as_it_is() -> None:
+@torch.no_grad()
+def test_linear_whose_weight_is_read_stays_and_the_others_are_packed() -> None:
+    """Two mixture-of-experts families ask their router's weight for its dtype: one such layer kept all from packing."""
     block, x = Block(reads_weight=True), torch.randn(3, 4)
     want = block(x)
-    assert pack_linears(block, copying, lambda: block(x)) == 0
+    assert pack_linears(block, copying, lambda: block(x)) == 4 * (24 + 16 + 4)
     assert type(block.up) is torch.nn.Linear
-    assert torch.equal(block(x), want)
+    assert isinstance(block.down, PackedLinear) and isinstance(block.many[0], PackedLinear)
+    torch.testing.assert_close(block(x), want)
+
+
+def test_packed_linear_has_no_weight_to_read() -> None:
+    block = Block()
+    pack_linears(block, copying, lambda: None)
+    for name in ("weight", "bias"):
+        with pytest.raises(AttributeError, match=name if name == "weight" else "bias|weight"):
+            getattr(block.up, name)
 
 
 def test_linears_without_a_packed_form_stay_as_they_are() -> None:

@@ -4,6 +4,8 @@ Many architectures accept a foreign attention function and then compute part of 
 layers, masks that encode chunks, two attention calls per layer). Flags alone do not tell; a dry run does.
 """
 
+import inspect
+
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
@@ -30,6 +32,11 @@ def check_config(config: PreTrainedConfig) -> None:
             f"it has layers of type {', '.join(foreign)}; only {' and '.join(sorted(ALLOWED_LAYER_TYPES))} run on a "
             "paged KV cache"
         )
+
+
+def keeps_logit_rows(module: PreTrainedModel) -> bool:
+    """It computes the logits of chosen rows only, given as logits_to_keep."""
+    return "logits_to_keep" in inspect.signature(module.forward).parameters
 
 
 @torch.inference_mode()

@@ -1,6 +1,5 @@
 """From a path to a model that runs on paged attention."""
 
-import inspect
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -22,7 +21,7 @@ from pagefleet_server.models import attention_hook
 from pagefleet_server.models.checkpoint import Checkpoint, open_checkpoint
 from pagefleet_server.models.dtype import resolve_device, resolve_dtype
 from pagefleet_server.models.eos import eos_token_ids
-from pagefleet_server.models.gate import check_config, check_module
+from pagefleet_server.models.gate import check_config, check_module, keeps_logit_rows
 from pagefleet_server.models.gguf_llama import llama_config, llama_state
 from pagefleet_server.models.paged_model import PagedModel
 from pagefleet_server.models.pooling import pooling_of
@@ -68,7 +67,7 @@ def load_model(settings: ModelSettings) -> PagedModel:
         eos_token_ids=eos_token_ids(checkpoint, getattr(text, "eos_token_id", None)),
         dtype=dtype,
         device=device,
-        keeps_logit_rows="logits_to_keep" in inspect.signature(module.forward).parameters,
+        keeps_logit_rows=keeps_logit_rows(module),
         pooling=pooling,
     )
 

@@ -24,7 +24,8 @@ class Pack(Protocol):
 
 
 class PackedLinear(torch.nn.Module):
-    """Stands where an nn.Linear stood. It has no `weight`: a parent that reads it fails in the dry run, not later."""
+    """Stands where an nn.Linear stood. Until it is packed a parent may read its weight, and that is noted: such a
+    linear is not packed."""
 
     def __init__(self, source: torch.nn.Linear) -> None:
         super().__init__()
@@ -35,13 +36,37 @@ class PackedLinear(torch.nn.Module):
         object.__setattr__(self, "_source", source)
         self._function: LinearFunction | None = None
         self.num_bytes = 0
+        self.is_read = False
+        """Somebody read the weight or the bias itself."""
+
+    @property
+    def weight(self) -> torch.Tensor:
+        """[N, K]. Raises AttributeError once it is packed."""
+        return self._read().weight
+
+    @property
+    def bias(self) -> torch.Tensor | None:
+        """[N]. Raises AttributeError once it is packed."""
+        return self._read().bias
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """x [..., K] -> [..., N]."""
         if self._function is not None:
             return self._function(x)
-        assert self._source is not None
-        return functional.linear(x, self._source.weight, self._source.bias)
+        source = self._source
+        assert source is not None
+        return functional.linear(x, source.weight, source.bias)
+
+    @property
+    def is_packed(self) -> bool:
+        """The weight is gone."""
+        return self._function is not None
+
+    def _read(self) -> torch.nn.Linear:
+        if self._source is None:
+            raise AttributeError("a packed linear has no weight of its own any more")
+        self.is_read = True
+        return self._source
 
     def pack(self, pack: Pack, *, out_dtype: torch.dtype | None = None) -> torch.nn.Linear | None:
         """Take the packed form and let the weight go; the source itself when there is no packed form."""
@@ -64,9 +89,9 @@ def pack_linears(
     logits_from is the one whose result stays in float32: rounded to bfloat16, the best logits are often equal, and a
     greedy choice among them is arbitrary.
 
-    The dry run must pass with the swapped modules before any weight is let go; when it does not (a parent reads a
-    child's weight), everything is put back and 0 comes back, with a warning. Weights are packed one at a time: the peak
-    is one weight above the model.
+    The dry run passes with the swapped modules before any weight is let go; those whose weight a parent reads itself
+    (a router that asks for its dtype) are put back. Weights are packed one at a time: the peak is one weight above the
+    model.
     """
     places = [
         (parent, name, child)
@@ -77,22 +102,18 @@ def pack_linears(
     swapped: dict[int, PackedLinear] = {}
     for parent, name, child in places:
         setattr(parent, name, swapped.setdefault(id(child), PackedLinear(child)))
-    try:
-        dry_run()
-    except AttributeError as error:
-        _logger.warning("linears stay as they are: the model reads their weights itself (%s)", str(error)[:200])
-        for parent, name, child in places:
-            setattr(parent, name, child)
-        return 0
+    dry_run()
     num_bytes = num_packed = 0
     num_linears = len(swapped)
     while places:
         # Forgotten one by one: nothing here keeps a weight alive once it is packed.
         parent, name, source = places.pop()
-        packed = swapped.pop(id(source), None)
-        if packed is None:
+        packed = swapped[id(source)]
+        if packed.is_packed:
             continue
-        plain = packed.pack(pack, out_dtype=torch.float32 if source is logits_from else None)
+        plain = (
+            source if packed.is_read else packed.pack(pack, out_dtype=torch.float32 if source is logits_from else None)
+        )
         if plain is not None:
             setattr(parent, name, plain)
             continue

@@ -13,7 +13,7 @@ from pagefleet_server.model_errors import ModelRefused, ModelUnverified
 from pagefleet_server.models import attention_hook
 from pagefleet_server.models.attention_hook import CONTEXT_ARGUMENT
 from pagefleet_server.models.dense_context import DenseCache, DenseContext
-from pagefleet_server.models.gate import check_config, check_module
+from pagefleet_server.models.gate import check_config, check_module, keeps_logit_rows
 from pagefleet_server.models.shrunken import shrink
 
 MAX_RELATIVE_ERROR = 1e-4
@@ -37,7 +37,7 @@ def self_test(config: PreTrainedConfig) -> SelfTestResult:
     check_config(config)
     try:
         small = shrink(config)
-        module = _build(small)
+        module = build_small(small)
     except Exception as error:
         raise ModelUnverified(f"no small copy of it can be built for the self-test: {_first_line(error)}") from error
     try:
@@ -49,7 +49,8 @@ def self_test(config: PreTrainedConfig) -> SelfTestResult:
         raise ModelUnverified(f"the self-test of a small copy of it failed: {_first_line(error)}") from error
 
 
-def _build(small: PreTrainedConfig) -> PreTrainedModel:
+def build_small(small: PreTrainedConfig) -> PreTrainedModel:
+    """A random model in float32 whose every part moves its logits, on our attention; the same in every process."""
     attention_hook.register()
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(SEED)
@@ -100,16 +101,23 @@ def _relative_error(module: PreTrainedModel) -> float:
 def _paged(module: PreTrainedModel, texts: dict[int, torch.Tensor]) -> dict[int, torch.Tensor]:
     """Logits [T, V] of every sequence, computed in STEPS."""
     cache = DenseCache()
+    keeps_rows = keeps_logit_rows(module)
     done = dict.fromkeys(texts, 0)
     logits: dict[int, list[torch.Tensor]] = {s: [] for s in texts}
     for step in STEPS:
         rows = [(s, torch.arange(done[s], done[s] + count)) for s, count in step]
+        num_rows = sum(count for _, count in step)
+        # Backwards: a model that takes the rows for a count, or ignores them, would differ.
+        wanted = torch.arange(num_rows).flip(0) if keeps_rows else None
         output = module(
             input_ids=torch.cat([texts[s][at] for s, at in rows]).unsqueeze(0),
             position_ids=torch.cat([at for _, at in rows]).unsqueeze(0),
             use_cache=False,
             **{CONTEXT_ARGUMENT: DenseContext(cache, step)},
+            **({} if wanted is None else {"logits_to_keep": wanted}),
         ).logits[0]
+        if wanted is not None:
+            output = output.flip(0)
         for (sequence, at), part in zip(rows, output.float().split([n for _, n in step]), strict=True):
             logits[sequence].append(part)
             done[sequence] += len(at)
