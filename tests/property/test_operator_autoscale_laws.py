@@ -1,5 +1,6 @@
 """Laws of the scaling decision, for any fleet."""
 
+import math
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -7,7 +8,9 @@ from hypothesis import strategies as st
 
 from pagefleet_operator.autoscale import decide
 from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
+from pagefleet_operator.forecast import Point
 from pagefleet_operator.history import Bucket, History
+from pagefleet_operator.latency import Histogram, Latencies
 from pagefleet_operator.model import AutoscalingSpec, ScalingPolicy, ScalingRules
 from pagefleet_operator.status import restore_history
 from support.operator_objects import autoscaling
@@ -90,25 +93,61 @@ def test_replicas_stay_within_the_bounds(spec: AutoscalingSpec, fleet: Fleet, hi
 
 
 @LAW
+@given(specs(), fleets(), HISTORIES, st.integers(0, 80))
+def test_replicas_stay_within_the_budget(spec: AutoscalingSpec, fleet: Fleet, history: History, allowance: int) -> None:
+    free = decide(spec, fleet, history, 1000.0)
+    bound = decide(spec, fleet, history, 1000.0, allowance=allowance)
+    assert bound.unbudgeted == free.replicas
+    if fleet.replicas == 0:
+        assert bound.replicas == 0
+    else:
+        assert bound.replicas == min(free.replicas, max(1, allowance))
+        assert (bound.limited_by == "DeviceBudget") == (bound.replicas < free.replicas)
+
+
+@LAW
 @given(specs(), fleets(), HISTORIES)
 def test_a_decision_is_a_function_of_its_inputs(spec: AutoscalingSpec, fleet: Fleet, history: History) -> None:
     assert decide(spec, fleet, history, 1000.0) == decide(spec, fleet, history, 1000.0)
 
 
+WINDOWS = st.integers(0, 5000).map(
+    lambda count: Latencies(time_to_first_token=Histogram((0.1, math.inf), (count / 2, float(count))))
+)
+PASTS = st.lists(st.tuples(st.floats(700, 1000), st.floats(0, 5000)), max_size=30).map(
+    lambda items: tuple(Point(time, demand) for time, demand in sorted(items))
+)
+
+
 @LAW
-@given(fleets(), COUNTS, st.floats(1, 500), st.data())
-def test_more_demand_never_means_fewer_replicas(fleet: Fleet, more: int, knee: float, data: st.DataObject) -> None:
+@given(fleets(), COUNTS, COUNTS, st.floats(1, 500), WINDOWS, PASTS, st.data())
+def test_more_demand_never_means_fewer_replicas(
+    fleet: Fleet,
+    more: int,
+    used: int,
+    knee: float,
+    latencies: Latencies,
+    past: tuple[Point, ...],
+    data: st.DataObject,
+) -> None:
+    fleet = replace(fleet, latencies=latencies)
     sampled = [index for index, pod in enumerate(fleet.pods) if pod.state is PodState.READY and pod.sample is not None]
     if not sampled or fleet.replicas == 0:
         return
     index = data.draw(st.sampled_from(sampled))
     pod = fleet.pods[index]
     assert pod.sample is not None
-    busier = replace(pod, sample=replace(pod.sample, blocks_waiting=pod.sample.blocks_waiting + more))
+    room = pod.sample.blocks_total - pod.sample.blocks_used - pod.sample.blocks_cached
+    fuller = replace(
+        pod.sample,
+        blocks_waiting=pod.sample.blocks_waiting + more,
+        blocks_used=pod.sample.blocks_used + min(used, room),
+    )
+    busier = replace(pod, sample=fuller)
     crowded = replace(fleet, pods=(*fleet.pods[:index], busier, *fleet.pods[index + 1 :]))
-    history = History(saturation_running=knee)
+    history = History(saturation_running=knee, demand=past)
     spec = autoscaling(maximum=1000)
-    assert decide(spec, crowded, history, 0.0).recommended >= decide(spec, fleet, history, 0.0).recommended
+    assert decide(spec, crowded, history, 1000.0).recommended >= decide(spec, fleet, history, 1000.0).recommended
 
 
 @LAW
