@@ -2,6 +2,7 @@
 
 import asyncio
 import signal
+import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -68,6 +69,13 @@ async def test_a_traced_request_arrives_at_the_collector(tmp_path: Path, collect
         assert root.start_time_unix_nano <= span.start_time_unix_nano <= span.end_time_unix_nano
     counts = {item.key: item.value.int_value for item in root.attributes}
     assert (counts["gen_ai.usage.input_tokens"], counts["gen_ai.usage.output_tokens"]) == (3, 10)
+
+
+async def test_without_the_flag_the_library_is_not_loaded() -> None:
+    code = "import sys, pagefleet_server.main; print([name for name in sys.modules if name.startswith('opentelemetry')])"
+    process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
+    output, _ = await process.communicate()
+    assert output.decode().strip() == "[]"
 
 
 async def test_a_collector_that_is_not_there_hurts_nobody(tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.grammar import compile_grammar
-from pagefleet_server.engine.parent import ParentGoneError, die_with_parent
+from pagefleet_server.engine.parent import ParentGoneError, die_with_parent, leave_signals_to_parent
 
 COMMAND = (sys.executable, "-P", "-m", "pagefleet_server.api.grammar_worker")
 WALL_SECONDS = 10.0
@@ -132,6 +132,7 @@ def main() -> None:
         die_with_parent(int(sys.argv[1]))
     except ParentGoneError:
         return
+    leave_signals_to_parent()
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY_BYTES, MEMORY_BYTES))
     for line in sys.stdin.buffer:
         used = resource.getrusage(resource.RUSAGE_SELF)
