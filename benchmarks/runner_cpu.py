@@ -1,4 +1,4 @@
-"""Step times of the CPU runner, side by side: plain torch, our attention, our attention and packed linears.
+"""Step times of the CPU runner, side by side: plain torch, the transformers path on our kernels, the fused decoder.
 
 Rounds of the variants alternate, so that a busy machine hits all alike; the best round of each counts. Only the ratios
 mean something on another day or machine: the table names the machine, the commit and the load beside every run.
@@ -19,20 +19,19 @@ from pathlib import Path
 
 import torch
 
-from pagefleet_kernels import ops
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput
-from pagefleet_server.models.gate import check_module
-from pagefleet_server.models.loading import load_model
-from pagefleet_server.models.packed_linears import pack_linears
+from pagefleet_server.models.executor import open_model
 from pagefleet_server.runner.kv_memory import allocate_kv, plan_kv
 from pagefleet_server.runner.runner import Runner
 from pagefleet_server.settings import CacheSettings, ModelSettings
 
-CONTEXT_TOKENS = 200
+CONTEXT_TOKENS = 100
 BLOCKS_PER_SEQUENCE = 40
-MAX_SEQUENCES = 32
+MAX_SEQUENCES = 64
+VARIANTS = {"plain torch": "transformers", "transformers path": "transformers", "fused decoder": "fused"}
+"""Column -> executor; the first runs on the reference backend."""
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -51,23 +50,17 @@ WORKS = (
     Work("decode, 1 sequence", 1, 1, CONTEXT_TOKENS),
     Work("decode, 4 sequences", 4, 1, CONTEXT_TOKENS),
     Work("decode, 16 sequences", 16, 1, CONTEXT_TOKENS),
-    Work("decode, 32 sequences", 32, 1, CONTEXT_TOKENS),
+    Work("decode, 64 sequences", 64, 1, CONTEXT_TOKENS),
     Work("prompt, 64 tokens", 1, 64, 0),
     Work("prompt, 512 tokens", 1, 512, 0),
 )
 
 
-def make_runner(model_path: str, dtype: str, *, backend_name: str, packed: bool) -> Runner:
+def make_runner(model_path: str, dtype: str, *, backend_name: str, executor: str) -> Runner:
     """A runner without warm-up."""
-    model = load_model(ModelSettings(model=model_path, device="cpu", dtype=dtype))
-    backend = select_backend(model.device, backend_name)
-    if packed:
-        pack_linears(
-            model.module,
-            partial(ops.pack_linear, backend),
-            dry_run=partial(check_module, model.module),
-            logits_from=model.module.get_output_embeddings(),  # type: ignore[no-untyped-call]
-        )
+    opened = open_model(ModelSettings(model=model_path, device="cpu", dtype=dtype, executor=executor))
+    backend = select_backend(opened.device, backend_name)
+    model, _ = opened.load(backend)
     settings = CacheSettings(num_kv_blocks=BLOCKS_PER_SEQUENCE * MAX_SEQUENCES)
     plan = plan_kv(model.layers, settings, backend=backend, dtype=model.dtype, device=model.device)
     caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
@@ -109,14 +102,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--dtype", default="bfloat16")
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     model = options.model or _smollm2()
     make = partial(make_runner, model, options.dtype)
     runners = {
-        "plain torch": make(backend_name="reference", packed=False),
-        "our attention": make(backend_name="cpu", packed=False),
-        "and packed linears": make(backend_name="cpu", packed=True),
+        name: make(backend_name="reference" if name == "plain torch" else "cpu", executor=executor)
+        for name, executor in VARIANTS.items()
+        if name in options.variants
     }
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     facts = {
@@ -133,15 +127,15 @@ def main() -> None:
     print(
         f"{'step (ms, best of alternating rounds)':38s}"
         + "".join(f"{name:>20s}" for name in runners)
-        + f"{'ratio':>8s}"
+        + f"{'first/last':>12s}"
     )
     table: dict[str, dict[str, float]] = {}
     for work in WORKS:
         step = step_of(work)
         times = best_ms({name: partial(runner.execute, step) for name, runner in runners.items()}, options.rounds)
         table[work.name] = times
-        ratio = times["plain torch"] / times["and packed linears"]
-        print(f"{work.name:38s}" + "".join(f"{times[name]:20.1f}" for name in runners) + f"{ratio:7.2f}x")
+        ratio = next(iter(times.values())) / list(times.values())[-1]
+        print(f"{work.name:38s}" + "".join(f"{times[name]:20.1f}" for name in runners) + f"{ratio:11.2f}x")
     print(json.dumps({**facts, "load_after": os.getloadavg()[0], "milliseconds": table}))
 
 

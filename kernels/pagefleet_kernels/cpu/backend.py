@@ -1,6 +1,7 @@
 """The CPU backend: arguments into the library's calls."""
 
 import ctypes
+import mmap
 from collections.abc import Sequence
 
 import torch
@@ -47,14 +48,17 @@ class CpuBackend:
     ) -> CpuCache:
         """Zeroed KV memory of one layer, on huge pages where the system grants them.
 
+        It comes fresh from the system, which zeroes a page when it is first written: a large cache takes no time here.
+
         Raises BackendUnavailable for what this backend cannot hold: another device than the CPU, see why_unsupported.
         """
         if device.type != "cpu":
             raise BackendUnavailable(f"the CPU kernels hold no memory on {device}")
         words_per_block = self._block_words(shape, block_size, dtype)
-        words = torch.empty(num_blocks, words_per_block, dtype=torch.int32, device=device)
+        memory = mmap.mmap(-1, num_blocks * words_per_block * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        words = torch.frombuffer(memory, dtype=torch.int32).view(num_blocks, words_per_block)
         self.library.advise_huge_pages(words.data_ptr(), words.nbytes)
-        return CpuCache(shape=shape, block_size=block_size, dtype=dtype, words=words.zero_())
+        return CpuCache(shape=shape, block_size=block_size, dtype=dtype, words=words)
 
     def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:
         """Bytes that one block of one layer takes, padding included."""

@@ -3,7 +3,6 @@
 Only files whose every key and tensor is understood come this way; anything else goes through transformers.
 """
 
-import math
 import mmap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
@@ -31,6 +30,8 @@ _LAYER = {
 }
 """Tensor of block b (`blk.b.NAME.weight`) -> module of layer b."""
 _OUTER = {"token_embd": "model.embed_tokens", "output_norm": "model.norm", "output": "lm_head"}
+CHUNK_ELEMENTS = 1 << 15
+"""Dequantised at once, in cache and on one thread; a multiple of every type's block."""
 _OPTIONAL = {"output.weight"}
 """Absent when the output layer is tied to the embedding."""
 
@@ -107,7 +108,7 @@ def llama_values(metadata: GGUFMetadata) -> dict[str, object] | None:
 def llama_state(metadata: GGUFMetadata, dtype: torch.dtype) -> dict[str, torch.Tensor]:
     """Every parameter in dtype, dequantised one by one: the peak is the result plus one tensor in float32."""
     tensors = LlamaTensors(metadata)
-    return {name: tensors.read(name).to(dtype) for name in tensors.shapes()}
+    return {name: tensors.read(name, dtype) for name in tensors.shapes()}
 
 
 class LlamaTensors:
@@ -128,11 +129,11 @@ class LlamaTensors:
         """Of every tensor, in torch's order of dimensions."""
         return {module: self._metadata.tensors[name].dims[::-1] for module, name in self._names.items()}
 
-    def read(self, module: str) -> torch.Tensor:
-        """float32, dequantised, in transformers' order of rows."""
+    def read(self, module: str, dtype: torch.dtype) -> torch.Tensor:
+        """Dequantised in float32, rounded to dtype, in transformers' order of rows."""
         name = self._names[module]
         with self._metadata.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
-            weight = _read(data, self._metadata.tensors[name], name, self._metadata)
+            weight = _read(data, self._metadata.tensors[name], name, self._metadata, dtype)
         for part, heads in self._heads.items():
             if part in name:
                 return _unpermute(weight, heads)
@@ -152,22 +153,27 @@ def _names(num_layers: int) -> Mapping[str, str]:
     return dict(pairs())
 
 
-def _read(data: mmap.mmap, tensor: GGUFTensor, name: str, metadata: GGUFMetadata) -> torch.Tensor:
-    """float32, in torch's order of dimensions."""
+def _read(data: mmap.mmap, tensor: GGUFTensor, name: str, metadata: GGUFMetadata, dtype: torch.dtype) -> torch.Tensor:
+    """In torch's order of dimensions. Some thousand blocks at a time: fresh memory costs more than the arithmetic."""
     per_block, block_bytes = TENSOR_BLOCKS[tensor.kind]
-    num_bytes = math.prod(tensor.dims) // per_block * block_bytes
-    # A copy of its own: the mapping is closed before the tensor dies.
-    raw = torch.frombuffer(bytearray(data[tensor.offset : tensor.offset + num_bytes]), dtype=torch.uint8)
+    weight = torch.empty(tensor.dims[::-1], dtype=dtype)
+    flat = weight.view(-1)
+    chunk = CHUNK_ELEMENTS // per_block
     try:
-        values = dequantize(tensor.kind, raw)
-        if values is None:
-            values = _dequantize_rare(tensor.kind, raw.view(-1, block_bytes))
-        return values.reshape(tensor.dims[::-1])
+        for first in range(0, flat.shape[0] // per_block, chunk):
+            blocks = min(chunk, flat.shape[0] // per_block - first)
+            start = tensor.offset + first * block_bytes
+            raw = torch.frombuffer(bytearray(data[start : start + blocks * block_bytes]), dtype=torch.uint8)
+            values = dequantize(tensor.kind, raw)
+            if values is None:
+                values = _dequantize_rare(tensor.kind, raw.view(-1, block_bytes))
+            flat[first * per_block : (first + blocks) * per_block] = values.view(-1)
     except (ValueError, RuntimeError, NotImplementedError) as error:
         raise ModelError(
             f"{metadata.path}: tensor {name} of ggml type {tensor.kind} cannot be read: {str(error)[:200]}; fetch the "
             "model in another quantisation"
         ) from error
+    return weight
 
 
 def _dequantize_rare(kind: int, blocks: torch.Tensor) -> torch.Tensor:

@@ -1,6 +1,5 @@
 """Where weights come from: one tensor at a time, so that the peak is the model and one tensor."""
 
-import json
 import zlib
 from collections.abc import Mapping
 from pathlib import Path
@@ -13,14 +12,16 @@ from pagefleet_server.models.checkpoint import Checkpoint, weight_files
 from pagefleet_server.models.fused import weight_names
 from pagefleet_server.models.fused.spec import DecoderSpec
 from pagefleet_server.models.gguf_llama import LlamaTensors
+from pagefleet_server.models.safetensors_table import read_tensor_table
 
 Shape = tuple[int, ...]
-_SAFETENSORS_DTYPES: Mapping[str, torch.dtype] = {
+_DTYPES: Mapping[str, torch.dtype] = {
     "F64": torch.float64,
     "F32": torch.float32,
     "F16": torch.float16,
     "BF16": torch.bfloat16,
 }
+"""Of safetensors' names."""
 
 
 class WeightSource(Protocol):
@@ -30,48 +31,37 @@ class WeightSource(Protocol):
         """Of every tensor there."""
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
-        """A new tensor on the CPU. Raises ModelError naming file and tensor."""
+        """On the CPU. Raises ModelError naming file and tensor."""
 
 
 class SafetensorsSource:
     """Files of a Hugging Face directory, read (not mapped) into fresh memory: nothing is held twice."""
 
     def __init__(self, directory: Path) -> None:
-        self._places: dict[str, tuple[Path, str, Shape, int, int]] = {}
-        for file in weight_files(directory):
-            with file.open("rb") as stream:
-                length = int.from_bytes(stream.read(8), "little")
-                header = json.loads(stream.read(length))
-            for name, entry in header.items():
-                if name != "__metadata__":
-                    begin, end = entry["data_offsets"]
-                    place = (file, entry["dtype"], tuple(entry["shape"]), 8 + length + begin, end - begin)
-                    self._places[name] = place
+        self._places = {
+            name: (file, entry) for file in weight_files(directory) for name, entry in read_tensor_table(file).items()
+        }
 
     def shapes(self) -> Mapping[str, Shape]:
         """See WeightSource."""
-        return {name: shape for name, (_, _, shape, _, _) in self._places.items()}
+        return {name: entry.shape for name, (_, entry) in self._places.items()}
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """See WeightSource."""
-        file, kind, shape, offset, num_bytes = self._places[name]
-        stored = _SAFETENSORS_DTYPES.get(kind)
+        file, entry = self._places[name]
+        stored = _DTYPES.get(entry.dtype)
         if stored is None:
-            raise ModelError(f"{file}: tensor {name} is stored as {kind}; the fused decoder reads floats only")
-        tensor = torch.empty(shape, dtype=stored)
-        if tensor.nbytes != num_bytes:
             raise ModelError(
-                f"{file}: tensor {name} takes {num_bytes} bytes, its shape {tensor.nbytes}; fetch it again"
+                f"{file}: tensor {name} is stored as {entry.dtype}; the fused decoder reads plain floats only; use "
+                "--executor transformers"
             )
-        with file.open("rb", buffering=0) as stream:
-            stream.seek(offset)
+        tensor = torch.empty(entry.shape, dtype=stored)
+        if tensor.nbytes:
             view = memoryview(tensor.view(-1).view(torch.uint8).numpy())  # type: ignore[arg-type]
-            done = 0
-            while done < num_bytes:
-                count = stream.readinto(view[done:])
-                if not count:
+            with file.open("rb") as stream:
+                stream.seek(entry.offset)
+                if stream.readinto(view) != tensor.nbytes:
                     raise ModelError(f"{file}: ends within tensor {name}; fetch it again")
-                done += count
         return tensor.to(dtype)
 
 
@@ -87,7 +77,7 @@ class GgufSource:
 
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """See WeightSource."""
-        return self._tensors.read(name).to(dtype)
+        return self._tensors.read(name, dtype)
 
 
 class RandomSource:

@@ -7,7 +7,7 @@ import torch
 from torch.nn import functional
 
 from pagefleet_kernels import ops
-from pagefleet_kernels.backend import Backend, LinearFunction
+from pagefleet_kernels.backend import Backend, LinearFunction, LinearPacker
 from pagefleet_server.models.fused import weight_names
 from pagefleet_server.models.fused.spec import DecoderSpec
 from pagefleet_server.models.fused.weight_sources import WeightSource
@@ -113,6 +113,8 @@ class _Reader:
         self._backend = backend
         self._dtype = dtype
         self._device = device
+        self._shapes = source.shapes()
+        self._scratch = torch.empty(0, dtype=dtype, device=device)
         self.num_bytes = 0
         self.packed = False
 
@@ -124,15 +126,16 @@ class _Reader:
 
     def norm(self, name: str) -> Norm:
         """Weight, and bias where the norms have one (norms of heads never do)."""
-        has_bias = self._has_norm_bias and f"{name}.bias" in self._source.shapes()
+        has_bias = self._has_norm_bias and f"{name}.bias" in self._shapes
         return Norm(self.tensor(f"{name}.weight"), self.tensor(f"{name}.bias") if has_bias else None)
 
     def linear(self, names: list[str], *, bias: bool, wide: bool = False) -> LinearFunction:
         """One linear of several, their outputs side by side."""
-        weights = [self._source.read(f"{name}.weight", self._dtype).to(self._device) for name in names]
+        shapes = [self._shapes[f"{name}.weight"] for name in names]
+        weight = self._room(sum(rows for rows, _ in shapes), shapes[0][1])
+        for name, part in zip(names, torch.split(weight, [rows for rows, _ in shapes]), strict=True):
+            part.copy_(self._source.read(f"{name}.weight", self._dtype))
         biases = [self.tensor(f"{name}.bias") for name in names] if bias else []
-        weight = weights[0] if len(weights) == 1 else torch.cat(weights)
-        del weights
         return self.pack(weight, torch.cat(biases) if biases else None, wide=wide)
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool) -> LinearFunction:
@@ -140,9 +143,21 @@ class _Reader:
         self.num_bytes += weight.nbytes
         packed = ops.pack_linear(self._backend, weight, bias, out_dtype=torch.float32 if wide else None)
         if packed is None:
-            return PlainLinear(weight, bias)
+            return PlainLinear(weight.clone() if self._owns(weight) else weight, bias)
         self.packed = True
         return packed
+
+    def _room(self, rows: int, columns: int) -> torch.Tensor:
+        """[rows, columns]: the same memory every time where the backend copies it, for fresh memory takes longer to get
+        than to fill."""
+        if not isinstance(self._backend, LinearPacker):
+            return torch.empty(rows, columns, dtype=self._dtype, device=self._device)
+        if self._scratch.numel() < rows * columns:
+            self._scratch = torch.empty(rows * columns, dtype=self._dtype, device=self._device)
+        return self._scratch[: rows * columns].view(rows, columns)
+
+    def _owns(self, weight: torch.Tensor) -> bool:
+        return weight.data_ptr() == self._scratch.data_ptr()
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,143 @@
+"""Programs of the CPU library against the same programs of plain torch."""
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from pagefleet_kernels import ops
+from pagefleet_kernels.backend import Program
+from pagefleet_kernels.batch import AttentionBatch, KVShape
+from pagefleet_kernels.cpu.backend import CpuBackend
+from pagefleet_kernels.cpu.library import find_library
+from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
+
+HIDDEN, HEADS, KV_HEADS, HEAD_DIM, MLP, BLOCK = 40, 6, 2, 24, 56, 16
+CPU = torch.device("cpu")
+
+
+def normal(*shape: int, dtype: torch.dtype, seed: int = 0) -> torch.Tensor:
+    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+def batch_of(lens: list[int], rows: list[int]) -> tuple[AttentionBatch, torch.Tensor]:
+    """Sequences of so many tokens, the last `rows` of each in this step, on blocks of their own."""
+    blocks = [-(-n // BLOCK) for n in lens]
+    tables = torch.zeros(len(lens), max(blocks), dtype=torch.int32)
+    free = iter(range(1, 1 + sum(blocks)))
+    for table, count in zip(tables, blocks, strict=True):
+        table[:count] = torch.tensor([next(free) for _ in range(count)])
+    positions = torch.tensor([p for n, r in zip(lens, rows, strict=True) for p in range(n - r, n)])
+    owners = torch.repeat_interleave(torch.arange(len(lens)), torch.tensor(rows))
+    slots = tables[owners, positions // BLOCK].long() * BLOCK + positions % BLOCK
+    starts = torch.tensor([sum(rows[:i]) for i in range(len(rows) + 1)], dtype=torch.int32)
+    decodes = next((i for i, r in enumerate(rows) if r != 1), len(rows))
+    return (
+        AttentionBatch(starts, torch.tensor(lens, dtype=torch.int32), tables, slots, decodes, max(rows), max(lens)),
+        positions,
+    )
+
+
+def layer(program: Program, backend: CpuBackend, dtype: torch.dtype, **kind: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """One layer with every trait: returns its input and output buffers."""
+    cache = ops.allocate(
+        backend, KVShape(KV_HEADS, HEAD_DIM, HEAD_DIM), num_blocks=16, block_size=BLOCK, dtype=dtype, device=CPU
+    )
+
+    def linear(n: int, k: int, seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+        packed = ops.pack_linear(
+            backend, normal(n, k, dtype=dtype, seed=seed) / 6, normal(n, dtype=dtype, seed=seed + 1)
+        )
+        assert packed is not None
+        return packed
+
+    centred, gated = kind.get("centred", False), kind.get("gated", True)
+    x, normed, out = program.buffer(HIDDEN), program.buffer(HIDDEN), program.buffer(HIDDEN)
+    width = HEADS * HEAD_DIM
+    qkv, turned, attended = (program.buffer(n) for n in (width + 2 * KV_HEADS * HEAD_DIM, width, width))
+    mlp, mid = program.buffer(MLP * (2 if gated else 1)), program.buffer(MLP)
+    norm = {"epsilon": 1e-5, "weight_offset": 1.0, "centred": centred}
+    bias = normal(HIDDEN, dtype=dtype, seed=3) if centred else None
+    program.norm(x, None, normed, normal(HIDDEN, dtype=dtype, seed=2), bias=bias, **norm)
+    program.linear(linear(qkv.shape[1], HIDDEN, 10), normed, qkv)
+    heads = qkv.view(qkv.shape[0], -1, HEAD_DIM)
+    query, key, value = torch.split(heads, [HEADS, KV_HEADS, KV_HEADS], dim=1)
+    angles = torch.outer(torch.arange(64.0), torch.tensor([1.0, 0.3, 0.1, 0.03]))
+    table = torch.cat((angles.cos(), angles.sin()), dim=1)
+    head_norm = normal(HEAD_DIM, dtype=dtype, seed=4)
+    program.rope_write_kv(
+        query, key, value, cache, turned, cos_sin=table, query_norm=head_norm, key_norm=head_norm, norm_offset=1.0
+    )
+    program.attention(turned.view(-1, HEADS, HEAD_DIM), cache, attended, scale=0.2, sliding_window=9, softcap=4.0)
+    program.linear(linear(HIDDEN, width, 20), attended, out)
+    program.norm(out, x, normed, normal(HIDDEN, dtype=dtype, seed=5), x_scale=0.3, **norm)
+    program.linear(linear(mlp.shape[1], HIDDEN, 30), normed, mlp)
+    program.activate(mlp, mid, activation="silu" if gated else "gelu_tanh", gated=gated)
+    program.linear(linear(HIDDEN, MLP, 40), mid, out)
+    program.norm(out, x, None, None, x_scale=0.3)
+    return x, x
+
+
+def run(dtype: torch.dtype, *, plain: bool, threads: int = 1, **kind: bool) -> torch.Tensor:
+    backend = CpuBackend(find_library(), num_threads=threads)
+    program = ops.new_program(backend, dtype=dtype, device=CPU, max_rows=40, plain=plain)
+    x, out = layer(program, backend, dtype, **kind)
+    results = []
+    for lens, rows in (([20, 7], [20, 7]), ([21, 8], [1, 1]), ([22, 30], [1, 22])):
+        batch, positions = batch_of(lens, rows)
+        x[: len(positions)] = normal(len(positions), HIDDEN, dtype=dtype, seed=len(results))
+        program.run(batch, positions)
+        results.append(out[: len(positions)].clone())
+    return torch.cat(results)
+
+
+@pytest.mark.parametrize("kind", [{}, {"centred": True}, {"gated": False}])
+def test_the_library_computes_what_torch_computes(kind: dict[str, bool]) -> None:
+    got, want = run(torch.float32, plain=False, **kind), run(torch.float32, plain=True, **kind)
+    assert float((got - want).abs().max()) <= 2e-5 * float(want.abs().max())
+
+
+def test_bfloat16_is_near_float32() -> None:
+    got, want = run(torch.bfloat16, plain=False).float(), run(torch.bfloat16, plain=True).float()
+    assert float((got - want).abs().max()) <= 0.05 * float(want.abs().max())
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_threads_that_stay_awake_change_no_bit(dtype: torch.dtype) -> None:
+    alone = run(dtype, plain=False)
+    for _ in range(5):
+        assert torch.equal(run(dtype, plain=False, threads=3), alone)
+
+
+def test_a_program_can_be_extended_after_a_run() -> None:
+    backend = CpuBackend(find_library(), num_threads=1)
+    program = backend.program(dtype=torch.float32, max_rows=4)
+    x, y, z = (program.buffer(8) for _ in range(3))
+    x[:], weight = normal(4, 8, dtype=torch.float32), torch.ones(8)
+    batch, positions = batch_of([1, 1, 1], [1, 1, 1])
+    program.norm(x, None, y, weight)
+    program.run(batch, positions)
+    program.norm(y, None, z, weight)
+    program.run(batch, positions)
+    assert torch.allclose(z[:3], y[:3])
+
+
+def test_what_does_not_fit_is_refused() -> None:
+    backend = CpuBackend(find_library(), num_threads=1)
+    program = backend.program(dtype=torch.float32, max_rows=2)
+    x, y = program.buffer(8), program.buffer(8)
+    with pytest.raises(KernelArgumentError, match="weight"):
+        program.norm(x, None, y, torch.ones(7))
+    with pytest.raises(KernelArgumentError, match="out"):
+        program.norm(x, None, None, None)
+    with pytest.raises(KernelArgumentError, match="x is"):
+        program.activate(x, y, activation="silu", gated=True)
+    with pytest.raises(BackendUnavailable, match="relu"):
+        program.activate(x, y, activation="relu", gated=False)
+    with pytest.raises(BackendUnavailable, match="laid out"):
+        program.linear(torch.nn.Linear(8, 8), x, y)
+    with pytest.raises(BackendUnavailable, match="float16"):
+        backend.program(dtype=torch.float16, max_rows=2)
+    program.norm(x, None, y, torch.ones(8))
+    with pytest.raises(KernelArgumentError, match="of 3 rows; it must be of 2 at most"):
+        program.run(*batch_of([1, 1, 1], [1, 1, 1]))
