@@ -81,6 +81,14 @@ def is_atomic(value: Any, schema: Schema | None) -> bool:
     return True
 
 
+def _is_granular(value: Any, schema: Schema | None) -> bool:
+    """Whether a container of this kind is merged: filling an empty one changes only what is put into it."""
+    schema = schema or {}
+    if isinstance(value, dict):
+        return schema.get("x-kubernetes-map-type") != "atomic"
+    return isinstance(value, list) and schema.get("x-kubernetes-list-type", "atomic") != "atomic"
+
+
 def element_of(item: Any, schema: Schema) -> str:
     """The path element of a list item under its list's schema (kind `map` or `set`)."""
     if schema.get("x-kubernetes-list-type") == "set":
@@ -119,7 +127,7 @@ def _values(value: Any, schema: Schema | None, path: Path, paths: dict[Path, Any
         here = (*path, element)
         if item is None:
             continue
-        if is_atomic(item, below):
+        if is_atomic(item, below) and (item or not _is_granular(item, below)):
             paths[here] = item
         else:
             paths[here] = None

@@ -1,6 +1,7 @@
 """Patches: JSON patch, merge patch and strategic merge patch. Pure: each returns a new object."""
 
 import copy
+import types
 from typing import Any
 
 import jsonpatch
@@ -9,6 +10,21 @@ from pagefleet_localcluster.api.errors import ApiError, bad_request, patch_rejec
 from pagefleet_localcluster.api.schema import Schema, child_schema
 
 MAX_JSON_PATCH_OPERATIONS = 10_000
+
+
+class _Replace(jsonpatch.ReplaceOperation):
+    """As Kubernetes replaces: a member that an object does not have is added."""
+
+    def apply(self, obj: Any) -> Any:
+        parent, member = self.pointer.to_last(obj)
+        if not isinstance(parent, dict) or member is None:
+            return super().apply(obj)
+        parent[member] = self.operation["value"]
+        return obj
+
+
+class _JsonPatch(jsonpatch.JsonPatch):
+    operations = types.MappingProxyType({**jsonpatch.JsonPatch.operations, "replace": _Replace})
 
 
 def json_patch(obj: Any, operations: Any) -> Any:
@@ -20,7 +36,7 @@ def json_patch(obj: Any, operations: Any) -> Any:
         text = f"The allowed maximum operations in a JSON patch is {most}, got {len(operations)}"
         raise ApiError(413, "RequestEntityTooLarge", text)
     try:
-        return jsonpatch.apply_patch(obj, operations)
+        return _JsonPatch(operations).apply(obj)
     except (jsonpatch.JsonPatchException, jsonpatch.JsonPointerException, KeyError, TypeError, IndexError) as error:
         raise patch_rejected() from error
 

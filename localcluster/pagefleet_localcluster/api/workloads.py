@@ -192,6 +192,8 @@ def _check_pod_spec(spec: Json, path: str) -> list[Cause]:
         if not re.fullmatch(LABEL, str(container["name"])) or len(container["name"]) > 63:
             text = f"Invalid value: {show(container['name'])}: {LABEL_TEXT}"
             causes.append(Cause(field=f"{at}.name", message=text))
+        if not container.get("image"):
+            causes.append(Cause(field=f"{at}.image", message="Required value", reason="FieldValueRequired"))
         for index, port in enumerate(container.get("ports") or ()):
             field, number = f"{at}.ports[{index}].containerPort", port["containerPort"]
             if number == 0:
@@ -199,8 +201,6 @@ def _check_pod_spec(spec: Json, path: str) -> list[Cause]:
             elif not 0 < number < 65536:
                 text = f"Invalid value: {number}: must be between 1 and 65535, inclusive"
                 causes.append(Cause(field=field, message=text))
-        if not container.get("image"):
-            causes.append(Cause(field=f"{at}.image", message="Required value", reason="FieldValueRequired"))
         for index, mount in enumerate(container.get("volumeMounts") or ()):
             if mount.get("name") not in volumes:
                 text = f'Not found: "{mount.get("name")}"'

@@ -80,8 +80,11 @@ def _create(
     metadata.stamp_new(cluster, obj, has_generation=strategy_of(resource).has_generation)
     _normalise(cluster, resource, obj, None, options)
     _validate(resource, obj, None, "")
-    if cluster.get(resource, name) is not None:
-        raise already_exists(resource.plural, resource.group, meta["name"])
+    if (there := cluster.get(resource, name)) is not None:
+        error = already_exists(resource.plural, resource.group, meta["name"])
+        if there.obj["metadata"].get("deletionTimestamp"):
+            error.message = f"object is being deleted: {error.message}"
+        raise error
     admission.admit_create(cluster, resource, obj)
     if applied is None:
         ownership.track_update(None, obj, resource.schema, writer(cluster, resource, options, "Update"))
@@ -171,10 +174,10 @@ def apply(cluster: Cluster, resource: Resource, name: Name, config: Json, option
     stored = cluster.get(resource, name)
     if stored is None and options.subresource:
         raise not_found(resource.plural, resource.group, name[1])
+    _check_typed(resource, config.get("metadata") or {}, obj)
     if stored is None and not obj["metadata"].get("name"):
         why = f"the name of the object ({name[1]} based on URL) was undeterminable: name must be provided"
         raise bad_request(why)
-    _check_typed(resource, config.get("metadata") or {}, obj)
     obj["metadata"]["name"] = name[1]
     who = writer(cluster, resource, options, "Apply")
     if stored is None:
@@ -193,12 +196,12 @@ def apply(cluster: Cluster, resource: Resource, name: Name, config: Json, option
 def _check_typed(resource: Resource, given: Json, obj: Json) -> None:
     """500, as a real server answers, for an applied object that does not fit its schema."""
     drop_nulls(obj if not resource.custom else obj["metadata"], resource.schema if not resource.custom else None)
-    faults = [
-        f".{cause.field}: expected {_EXPECTED.get(cause.message.split()[-2].rstrip(':'), 'another type')}, "
-        f"got {cause.message.rpartition(' ')[2].strip(chr(34))}"
-        for cause in validate(obj, resource.schema)
-        if cause.reason == "FieldValueTypeInvalid" and QUANTITY_TEXT not in cause.message
-    ]
+    faults = []
+    for cause in validate(obj, resource.schema):
+        if cause.reason == "FieldValueTypeInvalid" and QUANTITY_TEXT not in cause.message:
+            *_, wanted, got = (word.strip(':"') for word in cause.message.split())
+            if got != "null" and (wanted, got) != ("integer", "number"):
+                faults.append(f".{cause.field}: expected {_EXPECTED.get(wanted, wanted)}, got {got}")
     faults += [f".{path}: field not declared in schema" for path in prune(obj, resource.schema)]
     if not faults:
         return
@@ -369,8 +372,9 @@ def _check_scale(resource: Resource, obj: Json) -> list[Cause]:
     if value is None:
         return []
     if isinstance(value, bool) or not isinstance(value, int):
-        text = f"Invalid value: 0: {path} accessor error: {value} is of the type {type(value).__name__}, expected int64"
-        return [Cause(field=path, message=text.replace("type str,", "type string,"))]
+        kind = {str: "string", float: "float64"}.get(type(value), type(value).__name__)
+        text = f"Invalid value: 0: {path} accessor error: {value} is of the type {kind}, expected int64"
+        return [Cause(field=path, message=text)]
     if value < 0:
         return [Cause(field=path, message=f"Invalid value: {value}: should be a non-negative integer")]
     return []
