@@ -37,7 +37,7 @@ dataset_kwargs: {{data_files: {{test: {data}}}}}
 test_split: test
 output_type: generate_until
 doc_to_text: "Q: What is the capital of France?\\nA: Paris\\nQ: What is the capital of {{{{country}}}}?\\nA:"
-doc_to_target: "{{{{capital}}}}"
+doc_to_target: " {{{{capital}}}}"
 generation_kwargs: {{until: ["\\n"], max_gen_toks: 12, do_sample: false, temperature: 0.0}}
 metric_list: [{{metric: exact_match, aggregation: mean, higher_is_better: true, ignore_case: true}}]
 """
