@@ -261,7 +261,7 @@ def test_history_survives_a_restart() -> None:
     restored, decisions = restore_history(status, replicas=3, now=NOW)
     assert restored.max_since(NOW, window_seconds=300, bucket_window_seconds=300) == 5
     assert restored.saturation_running == 8
-    assert restored.added_since(NOW - 60) == 2
+    assert restored.added_since(NOW - 60, now=NOW) == 2
     assert decisions == [change]
     assert status["autoscaling"]["lastScaleTime"] == change["time"]
 
