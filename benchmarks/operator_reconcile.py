@@ -1,0 +1,174 @@
+"""The operator's budget: 200 objects made at once and then under changing load, reconciled in 200 ms each (p95), in
+250 MB; 1,000 objects under changing load with at most 50 status writes a second.
+
+python benchmarks/operator_reconcile.py [--objects 200] [--budget-objects 1000] [--seconds 60]
+
+The real operator against the local cluster; every object has one pod that answers scrapes with another load each time.
+The time of one reconcile is the operator's own histogram: its requests to the API server are in it, and as API server,
+controllers, pods and operator share this machine, `others` says how much of it they take.
+"""
+
+import argparse
+import asyncio
+import platform
+import random
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import psutil
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests"))
+
+from support.operator_cluster import LLMDS, OperatorCluster, operator_cluster  # noqa: E402
+
+GOALS = {"reconcile p95 (ms)": 200.0, "memory (MB)": 250.0, "status writes (1/s)": 50.0}
+TOTAL_BLOCKS = 1000
+
+
+@dataclass(frozen=True)
+class Counters:
+    """The operator's own numbers at one moment."""
+
+    time: float
+    cpu_seconds: float
+    buckets: dict[float, float]
+    """Reconciles that took at most so many seconds."""
+    writes: float
+    """Requests that change something."""
+
+
+async def read(cluster: OperatorCluster, process: psutil.Process) -> Counters:
+    """Scrape the operator."""
+    (port,) = re.findall(r"health and metrics on port (\d+)", cluster.operator.log.read_text())
+    async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as response:
+        text = await response.text()
+    buckets = re.findall(r'^pagefleet_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)', text, re.M)
+    requests = re.findall(r'^pagefleet_operator_api_requests_total\{code="\d+",method="(\w+)"\} (\S+)', text, re.M)
+    return Counters(
+        time=time.monotonic(),
+        cpu_seconds=sum(process.cpu_times()[:2]),
+        buckets={float(bound): float(count) for bound, count in buckets},
+        writes=sum(float(count) for method, count in requests if method != "GET"),
+    )
+
+
+def quantile_ms(before: Counters, after: Counters, share: float) -> float:
+    """Interpolated within a bucket, as Prometheus does; milliseconds."""
+    counts = {bound: count - before.buckets[bound] for bound, count in sorted(after.buckets.items())}
+    wanted = share * max(counts.values())
+    below, at = 0.0, 0.0
+    for bound, count in counts.items():
+        if count >= wanted:
+            return 1000 * (at + (bound - at) * (wanted - below) / max(1.0, count - below)) if bound < 1e9 else 1000 * at
+        below, at = count, bound
+    return 1000 * at
+
+
+def report(before: Counters, after: Counters, process: psutil.Process) -> dict[str, float]:
+    """What happened between two moments."""
+    seconds = after.time - before.time
+    return {
+        "seconds": seconds,
+        "reconciles": max(after.buckets.values()) - max(before.buckets.values()),
+        "reconcile p50 (ms)": quantile_ms(before, after, 0.5),
+        "reconcile p95 (ms)": quantile_ms(before, after, 0.95),
+        "CPU per reconcile (ms)": 1000
+        * (after.cpu_seconds - before.cpu_seconds)
+        / max(1.0, max(after.buckets.values()) - max(before.buckets.values())),
+        "operator CPU (%)": 100 * (after.cpu_seconds - before.cpu_seconds) / seconds,
+        "status writes (1/s)": (after.writes - before.writes) / seconds,
+        "memory (MB)": process.memory_info().rss / 1e6,
+    }
+
+
+def shake(cluster: OperatorCluster, names: list[str]) -> None:
+    """Another load for every pod."""
+    for name in names:
+        used = random.randrange(TOTAL_BLOCKS)
+        cluster.node.loads[name] = {"used": used, "total": TOTAL_BLOCKS, "running": random.randrange(64)}
+
+
+async def settle(cluster: OperatorCluster, names: list[str]) -> None:
+    """Until every object is available."""
+    wanted = set(names)
+
+    async def available() -> bool:
+        found = (await cluster.client.list(LLMDS, "default"))["items"]
+        ready = {item["metadata"]["name"] for item in found if item.get("status", {}).get("ready") == "1/1"}
+        return wanted <= ready
+
+    await cluster.until(available, f"{len(names)} objects available", seconds=600)
+
+
+async def phase(cluster: OperatorCluster, count: int, seconds: int) -> dict[str, dict[str, float]]:
+    """Objects up to `count`, made at once, then `seconds` of load that changes every second."""
+    assert cluster.operator.process is not None
+    process = psutil.Process(cluster.operator.process.pid)
+    have = len((await cluster.client.list(LLMDS, "default"))["items"])
+    fresh = [f"m{number}" for number in range(have, count)]
+    before = await read(cluster, process)
+    await asyncio.gather(*(cluster.create({}, name=name) for name in fresh))
+    await settle(cluster, fresh)
+    made = await read(cluster, process)
+    names = [f"m{number}" for number in range(count)]
+    for _ in range(seconds):
+        shake(cluster, names)
+        await asyncio.sleep(1)
+    after = await read(cluster, process)
+    return {
+        f"{len(fresh)} objects made at once": report(before, made, process),
+        f"{count} objects, load changes every second": report(made, after, process),
+    }
+
+
+async def measure(options: argparse.Namespace, folder: Path) -> dict[str, dict[str, float]]:
+    """All phases in one cluster."""
+    numbers: dict[str, dict[str, float]] = {}
+    async with operator_cluster(folder, "--listen", "127.0.0.1:0") as cluster:
+
+        async def leads() -> bool:
+            log = cluster.operator.log.read_text() if cluster.operator.log.exists() else ""
+            return "serving default" in log
+
+        await cluster.until(leads, "the operator leads", seconds=60)
+        for count in dict.fromkeys((options.objects, options.budget_objects)):
+            numbers |= await phase(cluster, count, options.seconds)
+    return numbers
+
+
+def main() -> None:
+    """Print the table; exit with 1 when a goal is missed."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--objects", type=int, default=200)
+    parser.add_argument("--budget-objects", type=int, default=1000)
+    parser.add_argument("--seconds", type=int, default=60)
+    options = parser.parse_args()
+    random.seed(1)
+    idle: Any = psutil.cpu_times_percent(interval=1.0).idle
+    with tempfile.TemporaryDirectory() as folder:
+        numbers = asyncio.run(measure(options, Path(folder)))
+    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, cwd=ROOT)
+    head = f"commit {commit.stdout.strip()}, {psutil.cpu_count()} cores, Python {platform.python_version()}"
+    print(f"{head}; others took {100 - idle:.0f} % of them before it began")
+    missed = False
+    for title, values in numbers.items():
+        print(f"\n{title}")
+        steady = "load changes" in title
+        for name, value in values.items():
+            goal = GOALS.get(name) if steady or name != "status writes (1/s)" else None
+            missed |= goal is not None and value > goal
+            verdict = f"   goal {goal:g}{'  MISSED' if value > goal else ''}" if goal else ""
+            print(f"  {name:24} {value:10.1f}{verdict}")
+    sys.exit(1 if missed else 0)
+
+
+if __name__ == "__main__":
+    main()
