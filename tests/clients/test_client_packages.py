@@ -5,7 +5,8 @@ from collections.abc import Iterator
 import pytest
 
 from support.api_server import RunningServer
-from support.third_party import PROGRAMS, TOOL_TEMPLATE, call, last_json, needs, serving, write_evidence, write_model
+from support.evidence import write_evidence
+from support.third_party import PROGRAMS, TOOL_TEMPLATE, call, last_json, needs, serving, write_model
 
 pytestmark = pytest.mark.long
 

@@ -22,7 +22,8 @@ from support.api_differences import (
     listed,
     observe,
 )
-from support.third_party import ROOT, TOOL_TEMPLATE, needs, serving, write_evidence, write_model
+from support.evidence import write_evidence
+from support.third_party import ROOT, TOOL_TEMPLATE, needs, serving, write_model
 
 pytestmark = pytest.mark.long
 PAGE = ROOT / "docs" / "differences-from-vllm.md"

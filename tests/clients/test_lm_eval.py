@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from support.api_server import RunningServer
-from support.third_party import SERVED_NAME, call, needs, serving, write_evidence, write_model
+from support.evidence import write_evidence
+from support.third_party import SERVED_NAME, call, needs, serving, write_model
 
 pytestmark = pytest.mark.long
 TOLERANCE = 2e-3

@@ -6,7 +6,6 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from benchmarks.serving.paths import Paths, default_paths
 from support.api_server import RunningServer, poll, running
 
 ROOT = Path(__file__).resolve().parents[2]
-EVIDENCE = ROOT / "docs" / "evidence"
 PROGRAMS = ROOT / "tests" / "clients" / "programs"
 SERVED_NAME = "m"
 TOOL_TEMPLATE = (
@@ -85,12 +83,3 @@ def last_json(output: str) -> dict[str, Any]:
     """The last line of a program."""
     found: dict[str, Any] = json.loads(output.strip().splitlines()[-1])
     return found
-
-
-def write_evidence(name: str, facts: dict[str, object]) -> None:
-    """A dated record beside the code that it was made with."""
-    commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    now = datetime.now(UTC)
-    EVIDENCE.mkdir(parents=True, exist_ok=True)
-    record = {"time": now.isoformat(timespec="seconds"), "commit": commit.stdout.strip(), **facts}
-    (EVIDENCE / f"{now:%Y-%m-%d}-{name}.json").write_text(json.dumps(record, indent=1) + "\n")
