@@ -30,7 +30,7 @@ STRATEGIC_PATCH, APPLY_PATCH = "application/strategic-merge-patch+json", "applic
 _CUSTOM_PATCHES = (JSON_PATCH, MERGE_PATCH, APPLY_PATCH)
 _BUILTIN_PATCHES = (JSON_PATCH, MERGE_PATCH, STRATEGIC_PATCH, APPLY_PATCH)
 
-WARNINGS = "pagefleet.warnings"
+WARNINGS = web.RequestKey("warnings", list[str])
 """Where a request keeps the texts of its Warning headers, whatever becomes of it."""
 SUMMARY_CHARS = 30
 MAX_SHOWN_CHARS = 10_000
