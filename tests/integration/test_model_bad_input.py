@@ -50,6 +50,11 @@ def change_header(path: Path, change: Callable[[dict[str, dict[str, object]]], o
     return path
 
 
+def change_config(path: Path, **changes: object) -> None:
+    file = path / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+
 def shard(path: Path, *, lost: str | None = None, renamed: str | None = None) -> Path:
     """One file with an index; `lost` is in the index only, `renamed` is the name that the index gives the file."""
     names = list(load_file(path / WEIGHTS))
@@ -71,11 +76,22 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         r"has shape \[3, 4\], by the configuration it has \[96, 48\]",
     ),
     "another model's configuration": (
-        lambda p: (p / "config.json").write_text(
-            json.dumps(json.loads((p / "config.json").read_text()) | {"hidden_size": 64, "num_attention_heads": 8})
-        ),
+        lambda p: change_config(p, hidden_size=64, num_attention_heads=8),
         "by the configuration it has",
     ),
+    "scales that nobody uses": (
+        lambda p: change_tensors(p, lambda t: t.update({f"{UP}_scale": torch.ones(1)})),
+        f"holds {UP}_scale and 0 more numbers of quantised weights",
+    ),
+    "quantised in a way that nobody knows": (
+        lambda p: change_config(p, quantization_config={"quant_method": "martian", "bits": 3}),
+        "quantised by 'martian'; transformers .* knows .*gptq",
+    ),
+    "quantised in a way whose package is not there": (
+        lambda p: change_config(p, quantization_config={"quant_method": "gptq", "bits": 4, "group_size": 128}),
+        "GPTQ quantized model requires",
+    ),
+    "a quantisation that is none": (lambda p: change_config(p, quantization_config={"bits": 4}), "quantised by 'None'"),
     "a shard without a tensor of the index": (lambda p: shard(p, lost=UP), f"holds no tensor {UP}"),
     "a shard that is not there": (lambda p: shard(p, renamed="model-00002-of-00002.safetensors"), "00002-of-00002"),
     "an index that leads elsewhere": (lambda p: shard(p, renamed="../../secret"), "no file beside it"),
@@ -170,14 +186,14 @@ def test_no_damage_of_a_gguf_file_raises_anything_but_a_model_error(tmp_path: Pa
     hand_made = gguf([*byte_level_tokenizer(bos=True), ("k", 8, text("v"))], tensors=[("w", (8, 8), 0)])
     num_refused = 0
     for data, within in ((whole, 2048), (hand_made, len(hand_made))):
-        for damaged in damages(data, random.Random(1), 400, within=within):
+        for damaged in damages(data, random.Random(1), 150, within=within):
             path.write_bytes(damaged)
             try:
                 read_gguf_metadata(path)
             except ModelError as error:
                 num_refused += 1
                 assert str(path) in str(error)
-    assert num_refused > 150
+    assert num_refused > 60
 
 
 def test_damaged_gguf_is_refused_by_the_loader_or_loads(tmp_path: Path) -> None:
@@ -217,14 +233,14 @@ def test_no_damage_of_a_safetensors_header_raises_anything_but_a_model_error(tmp
     whole = file.read_bytes()
     length = 8 + struct.unpack("<Q", whole[:8])[0]
     num_refused = 0
-    for damaged in damages(whole, random.Random(3), 200, within=length):
+    for damaged in damages(whole, random.Random(3), 100, within=length):
         file.write_bytes(damaged)
         try:
             read_tensor_table(file)
         except ModelError as error:
             num_refused += 1
             assert str(file) in str(error)
-    assert num_refused > 100
+    assert num_refused > 50
 
 
 @pytest.mark.parametrize("header", [b"[]", b"null", b"{" * 5000, b'{"a": 1}', b'{"a": {"data_offsets": [0]}}'])

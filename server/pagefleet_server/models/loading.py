@@ -15,6 +15,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from pagefleet_server.model_errors import ModelError, ModelRefused, ModelUnverified
 from pagefleet_server.models import attention_hook
@@ -29,6 +30,8 @@ from pagefleet_server.models.verification import distrust, verify
 from pagefleet_server.models.weight_memory import check_weights_fit, weight_bytes
 from pagefleet_server.settings import ModelSettings
 
+_OF_QUANTISED = ("scale", "scales", "scale_inv", "qweight", "qzeros", "g_idx", "zero_point", "absmax", "quant_map")
+"""Ends of tensor names without which the weights beside them mean something else."""
 AutoClass = type[AutoModel] | type[AutoModelForCausalLM]
 
 
@@ -44,6 +47,7 @@ def load_model(settings: ModelSettings) -> PagedModel:
     attention_hook.register()
     try:
         config = _load_config(checkpoint)
+        _check_quantization(config)
         _check_architecture(config, trust=settings.trust_unverified_model)
         dtype = resolve_dtype(settings.dtype, _checkpoint_dtype(checkpoint, config), device)
         pooling = pooling_of(settings)
@@ -70,6 +74,20 @@ def load_model(settings: ModelSettings) -> PagedModel:
         keeps_logit_rows=keeps_logit_rows(module),
         pooling=pooling,
     )
+
+
+def _check_quantization(config: PreTrainedConfig) -> None:
+    """transformers only warns of a method that it does not know, and takes the numbers for plain weights."""
+    quantization = getattr(config, "quantization_config", None)
+    if quantization is None:
+        return
+    values = quantization if isinstance(quantization, dict) else quantization.to_dict()
+    method = str(values.get("quant_method"))
+    if method not in AUTO_QUANTIZATION_CONFIG_MAPPING:
+        raise ModelRefused(
+            f"its weights are quantised by {method[:80]!r}; transformers {transformers.__version__} knows "
+            f"{', '.join(sorted(AUTO_QUANTIZATION_CONFIG_MAPPING))}"
+        )
 
 
 def _check_architecture(config: PreTrainedConfig, *, trust: bool) -> None:
@@ -139,6 +157,12 @@ def _check_complete(checkpoint: Checkpoint, told: Mapping[str, Collection[object
         raise ModelError(
             f"{checkpoint.path}: holds no weights for {', '.join(missing[:3])}{more}; fetch it again, with the "
             "configuration that belongs to it"
+        )
+    scales = sorted(str(name) for name in told.get("unexpected_keys", ()) if str(name).endswith(_OF_QUANTISED))
+    if scales:
+        raise ModelError(
+            f"{checkpoint.path}: holds {scales[0]} and {len(scales) - 1} more numbers of quantised weights, but its "
+            "configuration has no quantization_config that uses them; fetch the configuration that belongs to it"
         )
     for entry in told.get("mismatched_keys", ()):
         name, found, want = entry if isinstance(entry, tuple) else (entry, "?", "?")
