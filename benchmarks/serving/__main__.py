@@ -4,7 +4,7 @@
     python -m benchmarks.serving --peers ours,vllm,llama-bf16 --rounds 3 --json out.json
     python -m benchmarks.serving --peers vllm,llama-bf16 --hold running.json      starts them and waits for Ctrl-C
     python -m benchmarks.serving --peers ours,vllm --running running.json -w A    starts ours anew, uses that vllm
-    python -m benchmarks.serving --report out.json more.json      tables of what was measured before
+    python -m benchmarks.serving --report out.json more.json [--write docs/performance.md]      tables of earlier runs
 
 Peers: ours, vllm, llama-bf16, llama-q4, transformers, openvino-q4, installed by benchmarks/serving/setup.py; and any
 `--variant NAME='FLAGS'`, which is our server with more flags. Only ratios of one run mean something on another machine.
@@ -26,7 +26,7 @@ from benchmarks.serving import cross_check, machine, servers
 from benchmarks.serving.outcome import Record, Run, Start
 from benchmarks.serving.paths import Paths, default_paths, quantised_gguf
 from benchmarks.serving.peers import Peer, known_peers, ours
-from benchmarks.serving.report import markdown, rate
+from benchmarks.serving.report import between_marks, markdown, rate
 from benchmarks.serving.servers import Server
 from benchmarks.serving.workloads import WHAT, Workload, build, one_token_words
 from pagefleet_server.tokenizer import load_tokenizer
@@ -58,6 +58,9 @@ def parse() -> argparse.Namespace:
         help="use the servers of a --hold; again and again",
     )
     parser.add_argument("--report", type=Path, nargs="+", metavar="FILE", help="print tables of earlier runs")
+    parser.add_argument(
+        "--write", type=Path, metavar="PAGE", help="with --report: the tables into that page, between marks"
+    )
     parser.add_argument("--logs", type=Path, help="folder for the servers' logs; default: a temporary one")
     return parser.parse_args()
 
@@ -189,6 +192,9 @@ def read_files(files: list[Path]) -> Record:
 if __name__ == "__main__":
     arguments = parse()
     if arguments.report:
-        print(markdown(read_files(arguments.report)))
+        tables = markdown(read_files(arguments.report))
+        print(tables)
+        if arguments.write:
+            arguments.write.write_text(between_marks(arguments.write.read_text(), "measured", tables))
     else:
         asyncio.run(until_terminated(main(arguments)))

@@ -1,6 +1,6 @@
 """What a step of A, B and D is made of, in milliseconds, against what the machine itself can do.
 
-    python -m benchmarks.serving.budget [--threads N] [--rounds N] [--json FILE]
+    python -m benchmarks.serving.budget [--threads N] [--rounds N] [--json FILE] [--write docs/performance.md]
 
 floor: the weights read once at the measured bandwidth (decode), or the products at the measured rate (prefill).
 linears, attention: the backend's own kernels on the model's shapes, layer after layer with their own weights, so that
@@ -21,6 +21,7 @@ import torch
 
 from benchmarks.serving.machine import CoreMeter, facts
 from benchmarks.serving.paths import quantised_gguf
+from benchmarks.serving.report import between_marks
 from pagefleet_kernels import ops
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.dispatch import select_backend
@@ -166,6 +167,7 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)
+    parser.add_argument("--write", type=Path, metavar="PAGE", help="the table into that page, between its marks")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     settings = EngineSettings(
@@ -176,9 +178,9 @@ def main() -> None:
     meter = CoreMeter(0)
     runner = build_runner(settings, lambda _phase, _message: None)
     bandwidth, rate = machine_rates(options.rounds)
-    print(" · ".join(f"{key} {value}" for key, value in facts().items()), f"· {options.threads} threads")
-    print(f"reading memory {bandwidth:.1f} GB/s, bfloat16 product {rate:.0f} GFLOP/s\n")
-    print("| step, ms | floor | linears | attention | whole step | rest of it |\n|---|---|---|---|---|---|")
+    lines = [" · ".join(f"{key} {value}" for key, value in facts().items()) + f" · {options.threads} threads"]
+    lines += [f"reading memory {bandwidth:.1f} GB/s · bfloat16 product {rate:.0f} GFLOP/s", ""]
+    lines += ["| step, ms | floor | linears | attention | whole step | rest of it |", "|---|---|---|---|---|---|"]
     table = {}
     for work in WORKS:
         rows = work.num_sequences * work.num_tokens
@@ -195,9 +197,12 @@ def main() -> None:
         table[work.name] = found
         rest = found["step"] - found["linears"] - found["attention"]
         cells = (found["floor"], found["linears"], found["attention"], found["step"], rest)
-        print(f"| {work.name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |", flush=True)
+        lines.append(f"| {work.name} | " + " | ".join(f"{cell:.2f}" for cell in cells) + " |")
     others = max(0.0, meter.read()[0])
-    print(f"\nothers took {others:.2f} cores")
+    lines += ["", f"Others took {others:.2f} cores in the mean."]
+    print("\n".join(lines))
+    if options.write:
+        options.write.write_text(between_marks(options.write.read_text(), "budget", "\n".join(lines)))
     if options.json:
         found_facts = facts() | {"threads": options.threads, "gb_per_s": bandwidth, "gflop_per_s": rate}
         options.json.write_text(json.dumps(found_facts | {"other_cores": others, "ms": table}, indent=1) + "\n")

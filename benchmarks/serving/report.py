@@ -9,6 +9,15 @@ IN_TOTAL = "B"
 """The workload whose rate counts prompt tokens too."""
 
 
+def between_marks(page: str, name: str, text: str) -> str:
+    """The page with the text between `<!-- NAME -->` and `<!-- /NAME -->`. Raises ValueError without these marks."""
+    before, begin, rest = page.partition(f"<!-- {name} -->\n")
+    _, end, after = rest.partition(f"<!-- /{name} -->")
+    if not begin or not end:
+        raise ValueError(f"the page has no <!-- {name} --> and <!-- /{name} -->")
+    return f"{before}{begin}\n{text}\n\n{end}{after}"
+
+
 def rate(run: Run) -> float:
     """The figure that servers are compared by."""
     return run.total_tokens_per_s if run.workload == IN_TOTAL else run.out_tokens_per_s

@@ -9,7 +9,7 @@ from aiohttp import web
 
 from benchmarks.serving.client import send_workload
 from benchmarks.serving.outcome import Answer, Record, Run, percentile, summarise
-from benchmarks.serving.report import markdown, ratios
+from benchmarks.serving.report import between_marks, markdown, ratios
 from benchmarks.serving.workloads import WHAT, Request, Workload, build, one_token_words
 from pagefleet_server.tokenizer import load_tokenizer
 from support.smollm2 import smollm2_gguf
@@ -73,12 +73,20 @@ def test_ratios_pair_clean_runs_of_the_same_round() -> None:
     assert "| vllm | 50 | 2.00 |" in text and "2 (1)" in text
 
 
+def test_tables_go_between_the_marks_of_a_page() -> None:
+    page = "a\n<!-- x -->\nold\n<!-- /x -->\nb\n"
+    assert between_marks(page, "x", "new") == "a\n<!-- x -->\n\nnew\n\n<!-- /x -->\nb\n"
+    assert between_marks(between_marks(page, "x", "1"), "x", "2") == between_marks(page, "x", "2")
+    with pytest.raises(ValueError, match="no <!-- y -->"):
+        between_marks(page, "y", "new")
+
+
 @pytest.mark.parametrize(("num_events", "wanted"), [(3, ""), (2, "2 tokens in 2 events, not 3")])
 async def test_the_client_counts_the_servers_tokens(num_events: int, wanted: str) -> None:
     async def complete(request: web.Request) -> web.StreamResponse:
         response = web.StreamResponse(headers={"Content-Type": "text/event-stream"})
         await response.prepare(request)
-        events = [{"choices": [{"text": "x"}]} for _ in range(num_events)]
+        events: list[dict[str, object]] = [{"choices": [{"text": "x"}]} for _ in range(num_events)]
         events.append({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": num_events}})
         text = "".join(f"data: {json.dumps(event)}\n\n" for event in events) + "data: [DONE]\n\n"
         for start in range(0, len(text), 11):
