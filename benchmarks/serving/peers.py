@@ -23,6 +23,8 @@ class Peer:
     port_flag: str = "--port"
     env: dict[str, str] = field(default_factory=dict)
     takes_ignore_eos: bool = True
+    model: str = SERVED_NAME
+    """As requests name it."""
     in_process: bool = False
     """Not a server but a program that takes workloads on its standard input."""
     installed: bool = True
@@ -35,7 +37,7 @@ class Peer:
     def body(self, request: Request) -> dict[str, object]:
         """The streaming completion it is asked for."""
         body: dict[str, object] = {
-            "model": SERVED_NAME,
+            "model": self.model,
             "prompt": request.prompt,
             "max_tokens": request.num_output,
             "temperature": 0,
@@ -84,7 +86,8 @@ def transformers_serve(paths: Paths) -> Peer:
     flags = ("--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--attn-implementation", "sdpa")
     sizes = ("--cb-block-size", "32", "--cb-num-blocks", "1024", "--cb-max-batch-tokens", "1024")
     command = (str(program), "serve", str(paths.endless_model), *flags, *sizes)
-    return Peer("transformers", command, takes_ignore_eos=False, installed=program.exists())
+    model = str(paths.endless_model)
+    return Peer("transformers", command, model=model, takes_ignore_eos=False, installed=program.exists())
 
 
 def openvino(paths: Paths) -> Peer:
