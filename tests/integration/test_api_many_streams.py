@@ -23,6 +23,7 @@ class Seen:
     """Streams that had begun and not ended, at one moment."""
     num_whole: int = 0
     slowest_livez_ms: float = 0.0
+    """With what this client's own loop, busy with all streams, adds; benchmarks/api_health.py measures probes alone."""
     num_probes: int = 0
     seconds: float = 0.0
 
@@ -33,7 +34,9 @@ async def crowd(talk: Talk, num_streams: int, num_tokens: int) -> Seen:
     num_open = 0
     begun = time.monotonic()
     connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(talk.server.base_url, connector=connector) as session:
+    async with aiohttp.ClientSession(
+        talk.server.base_url, connector=connector, timeout=aiohttp.ClientTimeout(total=None)
+    ) as session:
 
         async def follow(seed: int) -> None:
             nonlocal num_open
@@ -84,7 +87,7 @@ async def test_a_thousand_streams_at_once(tmp_path: Path) -> None:
     try:
         async with memory_server(tmp_path, "slow-20", *flags(1000)) as talk:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
-            seen = await crowd(talk, 1000, 250)
+            seen = await crowd(talk, 1000, 200)
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
     assert seen.num_whole == seen.most_open == 1000
