@@ -149,6 +149,9 @@ class Program(Protocol):
     def activate(self, x: torch.Tensor, out: torch.Tensor, *, activation: str, gated: bool) -> None:
         """out [R, N] = activation(x[:, :N]) * x[:, N:], or activation(x) when not gated; silu or gelu_tanh."""
 
+    def call(self, function: Callable[[int], None]) -> None:
+        """function(rows) at this place, for what is no op: sums over ranks."""
+
     def run(self, batch: AttentionBatch, positions: torch.Tensor) -> None:
         """All ops in order on the batch's rows; positions int64 [T]."""
 

@@ -139,6 +139,10 @@ class TorchProgram:
 
         self._steps.append(step)
 
+    def call(self, function: Callable[[int], None]) -> None:
+        """See backend.Program."""
+        self._steps.append(lambda rows, batch, positions: function(rows))
+
     def run(self, batch: AttentionBatch, positions: torch.Tensor) -> None:
         """See backend.Program."""
         for step in self._steps:

@@ -35,8 +35,12 @@ class ModelSettings:
     load_format: Annotated[str, Choices(("auto", "dummy"))] = "auto"
     """auto or dummy. dummy: random weights from the configuration alone, seed 0 (benchmarks, tests)."""
     executor: Annotated[str, Choices(("auto", "fused", "transformers"))] = "auto"
-    """auto, fused or transformers. auto: the fused decoder for the architectures in its table (docs/models-and-sampling
-    .md), transformers' own code for all others; the log says which and why."""
+    """auto, fused or transformers. auto: the fused decoder for the architectures in its table, transformers' own code
+    for all others; the log says which and why."""
+    tensor_parallel_size: Annotated[int, Meta(ge=1, le=64)] = 1
+    """Processes, each with a device of its own on CUDA, that hold the model together, 1..64: a divisor of its query
+    heads and MLP width. The fused decoder only. KV memory and threads: threads are shared out, KV memory counts for
+    each."""
     max_model_len: Annotated[int, Meta(ge=1)] | None = None
     """Tokens of prompt plus output, >= 1. None: the model's own limit; always capped by what the blocks can hold."""
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None

@@ -21,9 +21,9 @@ from support.tiny_models import write_tiny_llama
 LENGTHS = (1, 2, 15, 16, 17, 33, 70)
 
 
-def runner_for(path: Path, dtype: str, threads: int = 1) -> Runner:
+def runner_for(path: Path, dtype: str, threads: int = 1, executor: str = "fused") -> Runner:
     settings = EngineSettings(
-        model=ModelSettings(model=str(path), device="cpu", dtype=dtype, threads=threads),
+        model=ModelSettings(model=str(path), device="cpu", dtype=dtype, threads=threads, executor=executor),
         cache=CacheSettings(num_kv_blocks=400),
         scheduler=SchedulerSettings(max_num_batched_tokens=64),
     )
@@ -62,17 +62,20 @@ def assert_same_bits(got: list[torch.Tensor], want: list[torch.Tensor], lengths:
         assert rows == [], f"prompt of {length}: rows {rows} differ by up to {float((a - b).abs().max())}"
 
 
+@pytest.mark.parametrize("executor", ["fused", "transformers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_tiny_llama_gives_the_same_bits_in_any_mixture(tmp_path: Path, dtype: str) -> None:
-    runner = runner_for(write_tiny_llama(tmp_path), dtype)
+def test_tiny_llama_gives_the_same_bits_in_any_mixture(tmp_path: Path, dtype: str, executor: str) -> None:
+    runner = runner_for(write_tiny_llama(tmp_path), dtype, executor=executor)
     alone = logits_by(runner, LENGTHS, None)
     for seed in range(8):
         assert_same_bits(logits_by(runner, LENGTHS, seed), alone, LENGTHS)
 
 
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_smollm2_gives_the_same_bits_in_any_mixture(dtype: str) -> None:
-    runner = runner_for(smollm2_gguf(), dtype)
+@pytest.mark.parametrize(
+    ("dtype", "executor"), [("float32", "fused"), ("bfloat16", "fused"), ("bfloat16", "transformers")]
+)
+def test_smollm2_gives_the_same_bits_in_any_mixture(dtype: str, executor: str) -> None:
+    runner = runner_for(smollm2_gguf(), dtype, executor=executor)
     lengths = (1, 16, 17, 40)
     alone = logits_by(runner, lengths, None)
     for seed in range(2):
@@ -80,17 +83,21 @@ def test_smollm2_gives_the_same_bits_in_any_mixture(dtype: str) -> None:
 
 
 @pytest.mark.long
+@pytest.mark.parametrize("executor", ["fused", "transformers"])
 @pytest.mark.parametrize("threads", [1, 2])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_smollm2_gives_the_same_bits_in_a_batch_of_64(dtype: str, threads: int) -> None:
-    runner = runner_for(smollm2_gguf(), dtype, threads)
+def test_smollm2_gives_the_same_bits_in_a_batch_of_64(dtype: str, threads: int, executor: str) -> None:
+    runner = runner_for(smollm2_gguf(), dtype, threads, executor)
     lengths = (*(1 + 7 * index % 47 for index in range(63)), 300)
     assert_same_bits(logits_by(runner, lengths, 0), logits_by(runner, lengths, None), lengths)
 
 
+@pytest.mark.parametrize("executor", ["fused", "transformers"])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_sampled_tokens_and_logprobs_are_the_same_alone_and_in_a_batch(tmp_path: Path, dtype: str) -> None:
-    runner = runner_for(write_tiny_llama(tmp_path), dtype)
+def test_sampled_tokens_and_logprobs_are_the_same_alone_and_in_a_batch(
+    tmp_path: Path, dtype: str, executor: str
+) -> None:
+    runner = runner_for(write_tiny_llama(tmp_path), dtype, executor=executor)
 
     def generate(num_others: int) -> list[tuple[int, TokenLogprobs]]:
         """Ten tokens of the first request beside others that come and go."""

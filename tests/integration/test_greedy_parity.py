@@ -92,10 +92,12 @@ def cases(oracle: Any, text_ids: list[int]) -> list[Case]:
     return cases
 
 
-@pytest.fixture(scope="module")
-def runner() -> Runner:
+@pytest.fixture(scope="module", params=["fused", pytest.param("transformers", marks=pytest.mark.long)])
+def runner(request: pytest.FixtureRequest) -> Runner:
     settings = EngineSettings(
-        model=ModelSettings(model=str(smollm2_gguf()), dtype="float32", device="cpu", threads=1),
+        model=ModelSettings(
+            model=str(smollm2_gguf()), dtype="float32", device="cpu", threads=1, executor=request.param
+        ),
         cache=CacheSettings(block_size=BLOCK_SIZE, num_kv_blocks=NUM_BLOCKS),
         scheduler=SchedulerSettings(max_num_seqs=20, max_num_batched_tokens=512),
     )

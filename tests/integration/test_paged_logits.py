@@ -17,9 +17,11 @@ from support.stepping import Blocks, chunked_logits, quiet, step_of
 from support.tiny_models import ARCHITECTURES, eager, eager_logits, write_tiny, write_tiny_llama
 
 
-def runner_for(path: Path, *, dtype: str = "float32", num_kv_blocks: int = 64) -> Runner:
+def runner_for(
+    path: Path, *, dtype: str = "float32", num_kv_blocks: int = 64, executor: str = "transformers"
+) -> Runner:
     settings = EngineSettings(
-        model=ModelSettings(model=str(path), device="cpu", dtype=dtype, threads=1),
+        model=ModelSettings(model=str(path), device="cpu", dtype=dtype, threads=1, executor=executor),
         cache=CacheSettings(num_kv_blocks=num_kv_blocks),
         scheduler=SchedulerSettings(max_num_batched_tokens=64),
     )
@@ -44,10 +46,11 @@ def worst_error(runner: Runner, path: Path, lengths: list[int], *, seed: int = 0
     return max(float((got[s.name] - eager_logits(oracle, s.token_ids)).abs().max()) for s in sequences)
 
 
+@pytest.mark.parametrize("executor", ["fused", "transformers"])
 @pytest.mark.parametrize("backend", ["auto", "reference"])
-def test_tiny_llama_chunked_and_mixed_equals_eager(tmp_path: Path, backend: str) -> None:
+def test_tiny_llama_chunked_and_mixed_equals_eager(tmp_path: Path, backend: str, executor: str) -> None:
     path = write_tiny_llama(tmp_path)
-    runner = on_backend(runner_for(path), backend)
+    runner = on_backend(runner_for(path, executor=executor), backend)
     assert worst_error(runner, path, [1, 15, 16, 17, 40, 90]) <= 1e-4
 
 
@@ -57,8 +60,9 @@ def test_architecture_chunked_and_mixed_equals_eager(tmp_path: Path, model_type:
     assert worst_error(runner_for(path), path, [3, 16, 50], seed=1) <= 1e-4
 
 
-def test_logits_of_sampled_rows_only(tmp_path: Path) -> None:
-    runner = runner_for(write_tiny_llama(tmp_path))
+@pytest.mark.parametrize("executor", ["fused", "transformers"])
+def test_logits_of_sampled_rows_only(tmp_path: Path, executor: str) -> None:
+    runner = runner_for(write_tiny_llama(tmp_path), executor=executor)
     blocks = Blocks(runner, random.Random(0))
     done, halfway = blocks.sequence("done", [5, 6, 7]), blocks.sequence("halfway", [8] * 20)
     step = step_of([(done, 3), (halfway, 10)])
@@ -67,8 +71,9 @@ def test_logits_of_sampled_rows_only(tmp_path: Path) -> None:
     assert list(runner.execute(step).sampled) == ["done"]
 
 
-def test_a_step_that_samples_nothing(tmp_path: Path) -> None:
-    runner = runner_for(write_tiny_llama(tmp_path))
+@pytest.mark.parametrize("executor", ["fused", "transformers"])
+def test_a_step_that_samples_nothing(tmp_path: Path, executor: str) -> None:
+    runner = runner_for(write_tiny_llama(tmp_path), executor=executor)
     step = step_of([(Blocks(runner, random.Random(0)).sequence("s", [8] * 20), 10)])
     step = dataclasses.replace(step, scheduled=(dataclasses.replace(step.scheduled[0], sample=False),))
     assert runner.execute(step).sampled == {}
@@ -88,11 +93,12 @@ def test_seeded_draws_do_not_depend_on_neighbours(tmp_path: Path) -> None:
     assert len({first_token(companions) for companions in (0, 1, 3, 7)}) == 1
 
 
-def test_smollm2_in_float32_equals_eager() -> None:
+@pytest.mark.parametrize("executor", ["fused", "transformers"])
+def test_smollm2_in_float32_equals_eager(executor: str) -> None:
     """Weights read apart for each side; random tokens, whose logits reach 35, chunked and mixed. Each side is about
     2e-6 of that range away from float64: other orders of additions in 30 layers."""
     path = smollm2_gguf()
-    runner = runner_for(path)
+    runner = runner_for(path, executor=executor)
     rng = random.Random(3)
     blocks = Blocks(runner, rng)
     sequences = [blocks.sequence(f"s{n}", [rng.randrange(17, 49152) for _ in range(n)]) for n in (1, 16, 17, 45)]

@@ -47,6 +47,7 @@ class CpuProgram:
         self._dtype = dtype
         self._calls: list[_Call] = []
         self._alive: list[object] = []
+        self._breaks: list[tuple[int, Callable[[int], None]]] = []
         self._frozen: _Frozen | None = None
 
     def buffer(self, width: int) -> torch.Tensor:
@@ -240,6 +241,11 @@ class CpuProgram:
             out,
         )
 
+    def call(self, function: Callable[[int], None]) -> None:
+        """function(rows) at this place: the ops before and after it are two calls of the library."""
+        self._breaks.append((len(self._calls), function))
+        self._frozen = None
+
     def run(self, batch: AttentionBatch, positions: torch.Tensor) -> None:
         """Run all ops on the first T rows, T the batch's. positions int64 [T]. Raises KernelArgumentError."""
         num_rows = positions.shape[0]
@@ -251,9 +257,17 @@ class CpuProgram:
             self._frozen = _Frozen(self._calls)
         if num_rows:
             self._frozen.set_step(batch, positions, self._num_threads())
-            self._library.call(
-                "pagefleet_run_program", self._frozen.ops, len(self._frozen.ops), DTYPE_CODES[self._dtype]
-            )
+            done = 0
+            for end, function in self._breaks:
+                self._run_ops(self._frozen, done, end)
+                function(num_rows)
+                done = end
+            self._run_ops(self._frozen, done, len(self._calls))
+
+    def _run_ops(self, frozen: "_Frozen", first: int, end: int) -> None:
+        if first < end:
+            ops = ctypes.cast(ctypes.byref(frozen.ops, first * ctypes.sizeof(Op)), ctypes.POINTER(Op))
+            self._library.call("pagefleet_run_program", ops, end - first, DTYPE_CODES[self._dtype])
 
     def _add(self, call: _Call, *alive: object) -> None:
         self._calls.append(call)

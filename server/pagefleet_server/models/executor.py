@@ -18,6 +18,7 @@ from pagefleet_server.models.dtype import DTYPES, resolve_device, resolve_dtype
 from pagefleet_server.models.eos import eos_token_ids
 from pagefleet_server.models.fused.decoder import FusedDecoder
 from pagefleet_server.models.fused.families import read_spec
+from pagefleet_server.models.fused.sharding import Group, ShardedSource, shard_spec
 from pagefleet_server.models.fused.spec import DecoderSpec, NotFused
 from pagefleet_server.models.fused.weight_sources import WeightSource, open_source
 from pagefleet_server.models.fused.weights import read_weights
@@ -99,8 +100,9 @@ class OpenedModel(Protocol):
         """The model, and whether the backend computes its linears. Raises ModelError."""
 
 
-def open_model(settings: ModelSettings) -> OpenedModel:
-    """Choose by --executor and the configuration, and log why. Raises ModelError, ModelRefused."""
+def open_model(settings: ModelSettings, group: Group | None = None) -> OpenedModel:
+    """Choose by --executor and the configuration, and log why; of a group, this rank's part. Raises ModelError,
+    ModelRefused."""
     if settings.load_format not in ("auto", "dummy"):
         raise ModelError(f"--load-format {settings.load_format!r}: expected auto or dummy")
     if settings.executor not in ("auto", "fused", "transformers"):
@@ -108,7 +110,7 @@ def open_model(settings: ModelSettings) -> OpenedModel:
     reason = "--executor transformers asks for it"
     if settings.executor != "transformers":
         try:
-            opened = _open_fused(settings)
+            opened = _open_fused(settings, group)
         except NotFused as answer:
             reason = f"the fused decoder does not serve it: {answer}"
             if settings.executor == "fused":
@@ -118,6 +120,11 @@ def open_model(settings: ModelSettings) -> OpenedModel:
         else:
             _logger.info("executor fused: %s is in its table", opened.spec.architecture)
             return opened
+    if group is not None:
+        raise ModelRefused(
+            f"{settings.model}: --tensor-parallel-size {group.size}: only the fused decoder can be split over ranks, "
+            f"and {reason}"
+        )
     _logger.info("executor transformers: %s", reason)
     from pagefleet_server.models.transformers_model import open_transformers
 
@@ -133,6 +140,7 @@ class _OpenedFused:
     dtype: torch.dtype
     device: torch.device
     eos: tuple[int, ...]
+    group: Group | None
 
     @property
     def layers(self) -> tuple[LayerSpec, ...]:
@@ -147,12 +155,13 @@ class _OpenedFused:
             eos_token_ids=self.eos,
             dtype=self.dtype,
             device=self.device,
+            group=self.group,
             num_positions=max(1, min(wanted, self.spec.max_positions)),
         )
         return decoder, weights.packed
 
 
-def _open_fused(settings: ModelSettings) -> _OpenedFused:
+def _open_fused(settings: ModelSettings, group: Group | None) -> _OpenedFused:
     """Raises NotFused for what the table does not hold, ModelError for what is broken."""
     dummy = settings.load_format == "dummy"
     checkpoint = open_checkpoint(settings.model, need_weights=not dummy)
@@ -163,6 +172,10 @@ def _open_fused(settings: ModelSettings) -> _OpenedFused:
     device = resolve_device(settings.device)
     stored = None if checkpoint.gguf is not None else _stored_dtype(values)
     source = open_source(checkpoint, spec, dummy=dummy)
+    if group is not None:
+        source = ShardedSource(source, spec, group.rank, group.size)
+        spec = shard_spec(spec, group.size)
+        device = torch.device("cuda", group.rank) if device.type == "cuda" else device
     dtype = resolve_dtype(settings.dtype, stored, device)
     needed = sum(math.prod(shape) for shape in source.shapes().values()) * dtype.itemsize
     check_weights_fit(checkpoint.path, needed, dtype, device)
@@ -174,6 +187,7 @@ def _open_fused(settings: ModelSettings) -> _OpenedFused:
         dtype=dtype,
         device=device,
         eos=eos_token_ids(checkpoint, spec.eos_token_ids),
+        group=group,
     )
 
 

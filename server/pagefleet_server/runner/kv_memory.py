@@ -8,9 +8,9 @@ import torch
 from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, KVCache
 from pagefleet_kernels.batch import KVShape
+from pagefleet_server import host_memory
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.layer_spec import LayerSpec
-from pagefleet_server import host_memory
 from pagefleet_server.settings import CacheSettings
 
 DEFAULT_CPU_BYTES = 1024**3

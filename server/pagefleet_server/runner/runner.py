@@ -1,6 +1,7 @@
 """Runs steps: flat arrays, model, sampler. Built once, by `build_runner`."""
 
 import logging
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
@@ -12,24 +13,27 @@ from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, KVCache
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
+from pagefleet_server import host_memory
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.executor import Executor, OpenedModel, open_model
 from pagefleet_server.models.pooling import Pooling
-from pagefleet_server import host_memory
 from pagefleet_server.runner.cpus import available_cpus
-from pagefleet_server.runner.flat_batch import flatten
+from pagefleet_server.runner.flat_batch import FlatBatch, flatten
 from pagefleet_server.runner.grammars import Grammars, load_in_background
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, kv_shape, plan_kv
 from pagefleet_server.runner.logprobs import score_prompts
 from pagefleet_server.runner.paged_context import PagedContext
 from pagefleet_server.runner.pooling import pool_rows
 from pagefleet_server.runner.sampler import sample
+from pagefleet_server.runner.tensor_parallel import Order, RankGroup
 from pagefleet_server.settings import EngineSettings
 
 _logger = logging.getLogger(__name__)
 
+RANK_LOST = 5
+"""Exit code when another rank ended: as for a step that failed, see docs/engine.md."""
 Progress = Callable[[str, str], None]
 """(phase, message); phases: load_weights, allocate_kv, warm_up."""
 
@@ -54,6 +58,10 @@ class Runner:
     """For requests that have a grammar."""
     linear_backend: str = "torch"
     """Who computes the linears: the kernel backend that packed them, or torch."""
+    group: RankGroup | None = None
+    """The ranks that hold the model together; this one leads. None: it is alone."""
+    fresh: bool = False
+    """The caches are a check's own: see check."""
 
     @property
     def block_size(self) -> int:
@@ -89,12 +97,10 @@ class Runner:
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Compute a step. Requests whose logits are NaN or infinite fail alone. Raises KernelArgumentError for a broken
         batch."""
-        batch = flatten(step, block_size=self.block_size, device=self.model.device)
-        ops.check_batch(batch.attention, num_blocks=self.num_blocks + 1, block_size=self.block_size)
-        if step.copies:
-            for cache in self.caches:
-                ops.copy_blocks(self.backend, cache, step.copies)
-        context = PagedContext(self.backend, self.caches, batch.attention)
+        batch, context = self._prepare(step)
+        if self.group is not None:
+            self.group.send(step, fresh=self.fresh)
+        self._copy_blocks(step)
         if self.pooling is not None:
             return pool_rows(self.model.hidden(batch.token_ids, batch.positions, context), step)
         logits = self.model.forward(batch.token_ids, batch.positions, context, batch.logit_rows)
@@ -104,15 +110,37 @@ class Runner:
         result = sample(logits, batch.sampled, self.grammars)
         return replace(result, prompt_logprobs=scores, failed={**unscored, **result.failed}) if batch.scores else result
 
-    def check(self) -> None:
-        """Ask for one token, in blocks of its own, after a step in which nobody got any. Raises StepError when there is
-        none: then it was not the requests."""
+    @torch.inference_mode()
+    def follow(self, order: Order) -> None:
+        """A further rank's part of a step that rank 0 has checked."""
+        runner = self._with_fresh_caches() if order.fresh else self
+        batch, context = runner._prepare(order.step)
+        runner._copy_blocks(order.step)
+        runner.model.hidden(batch.token_ids, batch.positions, context)
+
+    def _prepare(self, step: SchedulerOutput) -> tuple[FlatBatch, PagedContext]:
+        batch = flatten(step, block_size=self.block_size, device=self.model.device)
+        ops.check_batch(batch.attention, num_blocks=self.num_blocks + 1, block_size=self.block_size)
+        return batch, PagedContext(self.backend, self.caches, batch.attention)
+
+    def _copy_blocks(self, step: SchedulerOutput) -> None:
+        if step.copies:
+            for cache in self.caches:
+                ops.copy_blocks(self.backend, cache, step.copies)
+
+    def _with_fresh_caches(self) -> "Runner":
+        """One block, beside the others."""
         plan = replace(self.plan, num_blocks=1)
         caches = allocate_kv(
             self.model.layers, plan, backend=self.backend, dtype=self.model.dtype, device=self.model.device
         )
+        return replace(self, plan=plan, caches=caches, fresh=True)
+
+    def check(self) -> None:
+        """Ask for one token, in blocks of its own, after a step in which nobody got any. Raises StepError when there is
+        none: then it was not the requests."""
         step = one_row(start=0, count=1, block_size=self.block_size)
-        if replace(self, plan=plan, caches=caches).execute(step).failed:
+        if self._with_fresh_caches().execute(step).failed:
             raise StepError(
                 f"the model gives no numbers any more ({self.model.dtype}), not even for the prompt that it answered at"
                 " its start: its weights or the memory are damaged"
@@ -120,7 +148,44 @@ class Runner:
 
 
 def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
-    """Load the model, allocate the KV cache, run a warm-up prompt and a decode step. Raises ModelError."""
+    """Load the model, allocate the KV cache, run a warm-up prompt and a decode step. With --tensor-parallel-size the
+    other ranks are started as well. Raises ModelError."""
+    size = settings.model.tensor_parallel_size
+    group = RankGroup(rank=0, size=size) if size > 1 else None
+    connect = None if group is None else lambda device: group.lead(settings, device, end=_end_with_rank)
+    return _build(settings, progress, group, connect)
+
+
+def build_follower(settings: EngineSettings, *, rank: int, port: int) -> Callable[[], None]:
+    """A further rank, connected and loaded; the function follows rank 0 to the end. Raises ModelError."""
+    group = RankGroup(rank=rank, size=settings.model.tensor_parallel_size)
+    runner = _build(settings, _tell_nobody, group, lambda device: group.follow(port, device))
+
+    def follow() -> None:
+        while (order := group.receive()) is not None:
+            runner.follow(order)
+        group.close()
+
+    return follow
+
+
+def _tell_nobody(phase: str, message: str) -> None:
+    """Only rank 0 reports its progress."""
+
+
+def _end_with_rank(reason: str) -> None:
+    """The other ranks wait for one that is gone, and nothing wakes them: the process ends at once."""
+    _logger.critical("the engine ends: %s; its log lines are above", reason)
+    logging.shutdown()
+    os._exit(RANK_LOST)
+
+
+def _build(
+    settings: EngineSettings,
+    progress: Progress,
+    group: RankGroup | None,
+    connect: Callable[[torch.device], None] | None,
+) -> Runner:
     seconds: dict[str, float] = {}
 
     def timed(phase: str, message: str, since: float) -> float:
@@ -133,9 +198,12 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     started = time.monotonic()
     if settings.model.threads is not None and settings.model.threads < 1:
         raise ModelError(f"--threads {settings.model.threads}: must be >= 1")
-    torch.set_num_threads(settings.model.threads or available_cpus())
+    ranks = 1 if group is None else group.size
+    torch.set_num_threads(max(1, (settings.model.threads or available_cpus()) // ranks))
     progress("load_weights", settings.model.model)
-    opened = open_model(settings.model)
+    opened = open_model(settings.model, group)
+    if connect is not None:
+        connect(opened.device)
     backend = _backend_for(opened, settings.cache.block_size)
     model, packed = opened.load(backend)
     dtype_name = str(model.dtype).removeprefix("torch.")
@@ -144,6 +212,8 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     now = timed("load_weights", weights, started)
 
     plan = plan_kv(model.layers, settings.cache, backend=backend, dtype=model.dtype, device=model.device)
+    if group is not None:
+        plan = replace(plan, num_blocks=group.least(plan.num_blocks))
     caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
     blocks = f"{plan.num_bytes} bytes of KV, {plan.num_blocks} blocks of {plan.block_size} tokens ({backend.name})"
     now = timed("allocate_kv", blocks, now)
@@ -159,7 +229,10 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
             Path(settings.model.model), vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
         ),
         linear_backend=backend.name if packed else "torch",
+        group=group,
     )
+    if group is not None and group.rank > 0:
+        return runner
     for step in _warm_up_steps(runner, settings.scheduler.max_num_batched_tokens):
         for reason in runner.execute(step).failed.values():
             raise ModelError(

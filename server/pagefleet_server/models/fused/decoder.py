@@ -9,6 +9,7 @@ from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, KVCache, Program
 from pagefleet_kernels.errors import BackendUnavailable
 from pagefleet_server.models.fused.rope import cos_sin
+from pagefleet_server.models.fused.sharding import Group
 from pagefleet_server.models.fused.spec import DecoderSpec, RopeSpec
 from pagefleet_server.models.fused.weights import DecoderWeights, LayerWeights, Norm
 from pagefleet_server.models.layer_call import StepContext
@@ -30,6 +31,8 @@ class FusedDecoder:
     device: torch.device
     num_positions: int
     """Rows of the rotary tables: positions are below it."""
+    group: Group | None = None
+    """The ranks that this one computes with; spec and weights are its part. None: it is alone."""
     executor: str = "fused"
     pooling: None = None
     _tables: dict[RopeSpec | None, torch.Tensor] = field(default_factory=dict)
@@ -147,6 +150,7 @@ class _Recorder:
             self.program.linear(layer.mlp_in, rows, self._mlp_in)
             self.program.activate(self._mlp_in, self._mlp_mid, activation=self._spec.activation, gated=self._spec.gated)
             self.program.linear(layer.mlp_out, self._mlp_mid, self._result)
+            self._sum_over_ranks()
             result = self._post_norm(layer.mlp_post_norm)
         self._norm(self._decoder.weights.final_norm, result)
 
@@ -211,6 +215,12 @@ class _Recorder:
             softcap=spec.score_softcap,
         )
         self.program.linear(layer.attention_out, self._attended, self._result)
+        self._sum_over_ranks()
+
+    def _sum_over_ranks(self) -> None:
+        group, result = self._decoder.group, self._result
+        if group is not None:
+            self.program.call(lambda rows: group.sum(result[:rows]))
 
 
 def _heads(rows: torch.Tensor, head_dim: int) -> torch.Tensor:
