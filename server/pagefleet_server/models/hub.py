@@ -23,7 +23,7 @@ COMMIT = re.compile(r"[0-9a-f]{40}")
 
 SMALL_FILES = (".json", ".jinja", ".txt", ".model")
 """Configuration, tokenizer and chat template beside the weights; code of the repository is never fetched."""
-MAX_FILES = 2000
+MAX_FILES = 20_000
 MAX_FILE_BYTES = 2**42
 READ_BYTES = 4 * 1024 * 1024
 
