@@ -28,6 +28,9 @@ from pagefleet_server.settings import HttpSettings, SchedulerSettings
 from pagefleet_simulator.profile import Profile
 
 SMALLEST_SECONDS = 1e-9
+MIN_GAPS = 6
+"""Gaps of each stream that a measurement of decodes needs."""
+MAX_OUTPUT_TOKENS = 512
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,11 +119,25 @@ class Server:
         await self._ask({"prompt": self.prompt(tokens), "max_tokens": 1})
         return time.perf_counter() - began
 
-    async def decode(self, rows: int, prompt_tokens: int, output_tokens: int) -> float:
-        """Seconds of one step with `rows` streams, the median over their middle tokens."""
-        gaps = await asyncio.gather(*(self._stream(prompt_tokens, output_tokens) for _ in range(rows)))
-        ordered = sorted(gap for stream in gaps for gap in stream)
-        return ordered[len(ordered) // 2]
+    async def decode(self, rows: int, prompt_tokens: int) -> tuple[float, float]:
+        """(seconds of a step, mean tokens of a stream) with `rows` streams that all decode: the median of the gaps.
+
+        Raises RuntimeError when streams of MAX_OUTPUT_TOKENS never decode all at once.
+        """
+        output_tokens = 32
+        while output_tokens <= MAX_OUTPUT_TOKENS:
+            streams = await asyncio.gather(*(self._stream(prompt_tokens, output_tokens) for _ in range(rows)))
+            begun, ended = max(times[0] for times in streams), min(times[-1] for times in streams)
+            gaps = sorted(
+                after - before
+                for times in streams
+                for before, after in pairwise(times)
+                if begun <= before and after <= ended
+            )
+            if len(gaps) >= MIN_GAPS * rows:
+                return gaps[len(gaps) // 2], prompt_tokens + output_tokens / 2
+            output_tokens *= 2  # the first ones had ended before the last prompt was computed
+        raise RuntimeError(f"{rows} streams of {MAX_OUTPUT_TOKENS} tokens never decoded all at once")
 
     async def _ask(self, body: dict[str, Any]) -> None:
         async with self._session.post(f"{self._url}/v1/completions", json=self._body(body)) as response:
@@ -129,7 +146,7 @@ class Server:
             await response.read()
 
     async def _stream(self, prompt_tokens: int, output_tokens: int) -> list[float]:
-        """The gaps of the last half of the tokens: by then every stream decodes."""
+        """When each token came."""
         body = self._body({"prompt": self.prompt(prompt_tokens), "max_tokens": output_tokens, "stream": True})
         times: list[float] = []
         async with self._session.post(f"{self._url}/v1/completions", json=body) as response:
@@ -138,8 +155,9 @@ class Server:
             async for line in response.content:
                 if line.startswith(b"data: {"):
                     times.append(time.perf_counter())
-        half = times[len(times) // 2 :]
-        return [after - before for before, after in pairwise(half)] or [math.inf]
+        if not times:
+            raise RuntimeError("a stream ended without a token")
+        return times
 
     def _body(self, body: dict[str, Any]) -> dict[str, Any]:
         return {"model": self._model, "temperature": 0, "ignore_eos": True, **body}
@@ -165,9 +183,9 @@ async def measure(options: argparse.Namespace) -> Profile:
         decodes = []
         for prompt_tokens in (32, min(1024, longest // 2)):
             for rows in (1, 2, 4, 8):
-                best = min([await server.decode(rows, prompt_tokens, 24) for _ in range(options.repeats)])
-                decodes.append(Decode(rows, prompt_tokens + 18, best))
-                print(f"{rows} streams at {prompt_tokens} tokens: {best:.4f} s a step", file=sys.stderr)
+                seconds, context = min([await server.decode(rows, prompt_tokens) for _ in range(options.repeats)])
+                decodes.append(Decode(rows, context, seconds))
+                print(f"{rows} streams at {context:.0f} tokens: {seconds:.4f} s a step", file=sys.stderr)
     found = fit(prefills, decodes, options.max_num_batched_tokens)
     return Profile(
         name=options.name,

@@ -57,6 +57,7 @@ REQUESTS = (5.0, 7.0, 9.0)
 
 CATALOG: Mapping[str, Entry] = {
     "pagefleet": Entry(_ours, {}),
+    "pagefleet-tuned": Entry(_ours, {"kv_block_occupancy_percent": (40, 60, 80, 100)}),
     "hpa": Entry(
         lambda _, __, settings: Hpa(HpaSettings(**settings)),
         {"occupancy_percent": (50.0, 65.0, 80.0), "waiting": (1.0, 5.0)},

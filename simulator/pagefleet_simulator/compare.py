@@ -14,7 +14,10 @@ from pagefleet_simulator.simulation import simulate
 from pagefleet_simulator.traces import read_shipped
 from pagefleet_simulator.workload import Workload
 
-OURS = "pagefleet"
+OURS = ("pagefleet", "pagefleet-tuned")
+"""With its defaults, and tuned as the others are."""
+FIXED = "static"
+"""No autoscaler: it knows from its tuning slice what the peak will be."""
 GOAL_PERCENT = 95.0
 """Attainment that tuning asks for."""
 EQUAL_POINTS = 0.5
@@ -135,14 +138,14 @@ def compare(
     workers: int = 1,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Trial], list[Cell]]:
-    """(every grid point, every cell). Baselines are tuned once a trace; PageFleet runs with its defaults."""
+    """(every grid point, every cell). What has a grid is tuned once a trace; PageFleet runs with its defaults, too."""
     base = Scenario(load_profile(profile), seed=seed)
     tuning = replace(base, start_seconds=TUNING_START_SECONDS)
     grid = [
         _Job(load, True, policy, settings, tuning, scale)
         for load in load_names
         for policy in policies
-        if policy != OURS
+        if CATALOG[policy].grid
         for settings in CATALOG[policy].combinations()
     ]
     total = len(grid) + len(load_names) * len(start_seconds) * len(policies) * len(routings)
@@ -185,17 +188,17 @@ def compare(
     return trials, cells
 
 
-def best_baseline(cells: Sequence[Cell]) -> Cell:
-    """Of one trace and start-up time: the cheapest that reaches the goal, else the one with the highest attainment."""
-    others = [cell for cell in cells if cell.policy != OURS]
-    good = [cell for cell in others if cell.result.attainment_percent >= GOAL_PERCENT]
+def best_of(cells: Sequence[Cell]) -> Cell | None:
+    """The cheapest that reaches the goal, else the one with the highest attainment; None of none."""
+    good = [cell for cell in cells if cell.result.attainment_percent >= GOAL_PERCENT]
     if good:
         return min(good, key=lambda cell: cell.result.device_hours)
-    return max(others, key=lambda cell: cell.result.attainment_percent)
+    return max(cells, key=lambda cell: cell.result.attainment_percent, default=None)
 
 
 def verdict(ours: Result, other: Result) -> str:
-    """wins, ties, trades or loses, by attainment and cost."""
+    """wins: better attainment at no higher cost, or lower cost at equal attainment. ties, loses: the other way round.
+    trades: better in one, worse in the other."""
     gained = ours.attainment_percent - other.attainment_percent
     saved = other.device_hours - ours.device_hours
     if (gained > EQUAL_POINTS and saved >= 0) or (gained >= -EQUAL_POINTS and saved > 0.01 * other.device_hours):

@@ -25,6 +25,8 @@ from pagefleet_simulator.workload import Workload
 
 Progress = Callable[[float], None]
 
+BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
+
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Exit codes: 0 done, 2 what was asked for cannot be simulated."""
@@ -180,9 +182,17 @@ def _compare(options: argparse.Namespace) -> int:
         options.json.write_text(_dump({**note, **to_json(trials, cells)}))
     text = table.comparison(cells)
     if options.markdown is not None:
-        options.markdown.write_text(text + "\n\n## Grids\n\n" + table.grid_report(trials) + "\n")
+        written = f"{text}\n\n## Grids\n\nThe chosen point is bold.\n\n{table.grid_report(trials)}"
+        options.markdown.write_text(put_tables(options.markdown, written))
     print(text)
     return 0
+
+
+def put_tables(page: Path, tables: str) -> str:
+    """The page with what stands between its marks replaced; the tables alone when there is no page with marks."""
+    before, begin, rest = (page.read_text() if page.is_file() else "").partition(BEGIN)
+    _, end, after = rest.partition(END)
+    return f"{before}{begin}\n\n{tables}\n\n{end}{after}" if begin and end else tables + "\n"
 
 
 def from_json(document: dict[str, Any]) -> tuple[list[Trial], list[Cell]]:

@@ -4,12 +4,13 @@ import math
 from collections.abc import Sequence
 
 from pagefleet_simulator.catalog import Settings
-from pagefleet_simulator.compare import OURS, Cell, Trial, best_baseline, by_case, loads, tuned, verdict
+from pagefleet_simulator.compare import FIXED, OURS, Cell, Trial, best_of, by_case, loads, tuned, verdict
 from pagefleet_simulator.results import Result
 
 HEADER = ("policy", "within SLO", "failed", "queued", "TTFT p95", "GPU-hours", "changes", "reversals", "most replicas")
 NAMES = {
     "pagefleet": "PageFleet",
+    "pagefleet-tuned": "PageFleet, tuned",
     "hpa": "HPA v2",
     "kpa": "Knative KPA",
     "apa": "AIBrix APA",
@@ -80,46 +81,39 @@ def grid_report(trials: Sequence[Trial]) -> str:
 
 
 def comparison(cells: Sequence[Cell]) -> str:
-    """A table for each trace and start-up time, with the verdict against the best baseline, and the sums."""
+    """A table of verdicts, and one for each trace and start-up time."""
+    described = loads(0.01)
     parts: list[str] = []
     sums: list[tuple[str, ...]] = []
-    described = loads(0.01)
     for (routing, load, start), group in by_case(cells).items():
-        heading = f"### {load}, start-up {start:g} s" + ("" if routing == "connection" else f", routing {routing}")
-        text = [
-            heading,
-            "",
-            f"{described[load].what}.",
-            "",
-            markdown([row(NAMES[cell.policy], cell.result) for cell in group]),
-        ]
-        ours = next((cell for cell in group if cell.policy == OURS), None)
-        if ours is not None and len(group) > 1:
-            best = best_baseline(group)
-            word = verdict(ours.result, best.result)
-            text += [
-                "",
-                f"Best baseline: {NAMES[best.policy]} ({say(best.settings)}). PageFleet {word}: "
-                f"{ours.result.attainment_percent - best.result.attainment_percent:+.1f} points at "
-                f"{ours.result.device_hours - best.result.device_hours:+.2f} GPU-hours.",
-            ]
-            sums.append(
-                (
-                    f"{load}, {start:g} s" + ("" if routing == "connection" else f", {routing}"),
-                    f"{ours.result.attainment_percent:.1f} % / {ours.result.device_hours:.2f}",
-                    f"{NAMES[best.policy]} {best.result.attainment_percent:.1f} % / {best.result.device_hours:.2f}",
-                    word,
-                    f"{ours.result.failed} / {min(cell.result.failed for cell in group if cell is not ours)}",
-                    str(ours.result.reversals),
-                )
-            )
+        case = f"{load}, {start:g} s" + ("" if routing == "connection" else f", {routing}")
+        autoscaler = best_of([cell for cell in group if cell.policy not in (*OURS, FIXED)])
+        fixed = best_of([cell for cell in group if cell.policy == FIXED])
+        text = [f"### {case}", "", f"{described[load].what}.", ""]
+        text.append(markdown([row(NAMES[cell.policy], cell.result) for cell in group]))
+        for ours in (cell for cell in group if cell.policy in OURS):
+            line = [case, NAMES[ours.policy], _point(ours)]
+            for other in (autoscaler, fixed):
+                line += ["", ""] if other is None else [_point(other, named=True), verdict(ours.result, other.result)]
+            fewest = min((cell.result.failed for cell in group if cell.policy not in OURS), default=ours.result.failed)
+            sums.append((*line, f"{ours.result.failed} / {fewest}", str(ours.result.reversals)))
         parts.append("\n".join(text))
-    header = (
-        "trace, start-up",
-        "PageFleet SLO / GPU-h",
-        "best baseline SLO / GPU-h",
-        "PageFleet",
-        "failed / fewest of others",
-        "reversals",
-    )
-    return "\n\n".join([*([markdown(sums, header)] if sums else []), *parts])
+    return "\n\n".join([markdown(sums, SUMS), *parts])
+
+
+SUMS = (
+    "trace, start-up",
+    "ours",
+    "SLO / GPU-h",
+    "best autoscaler",
+    "against it",
+    "best static",
+    "against it",
+    "failed / fewest of others",
+    "reversals",
+)
+
+
+def _point(cell: Cell, *, named: bool = False) -> str:
+    point = f"{cell.result.attainment_percent:.1f} % / {cell.result.device_hours:.2f}"
+    return f"{NAMES[cell.policy]} {point}" if named else point
