@@ -137,6 +137,7 @@ def test_broken_checkpoint_is_refused_by_name(tmp_path: Path, name: str) -> None
 def test_model_larger_than_memory_is_refused_before_it_is_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str, executor: str
 ) -> None:
+    module: torch.nn.Module
     if kind == "gguf":
         path, module = tiny_llama_gguf(tmp_path / "m.gguf", tied=True)
     else:

@@ -39,7 +39,8 @@ def _nibbles(packed: torch.Tensor) -> torch.Tensor:
 def _parts(packed: torch.Tensor, width: int, bits: int) -> torch.Tensor:
     """uint8 [N, B] -> [N, B / width, 8 / bits, width]: every `bits` bits of each group of bytes, the lowest first."""
     shifts = torch.arange(0, 8, bits, dtype=torch.uint8).view(1, 1, -1, 1)
-    return (packed.reshape(len(packed), -1, 1, width) >> shifts) & (2**bits - 1)
+    parts: torch.Tensor = (packed.reshape(len(packed), -1, 1, width) >> shifts) & (2**bits - 1)
+    return parts
 
 
 def _q4_0(b: Blocks) -> Values:

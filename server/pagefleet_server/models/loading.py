@@ -127,24 +127,25 @@ def _load_module(
         "output_loading_info": True,
         "ignore_mismatched_sizes": True,
     }
-    module: object
+    loaded: Any
     try:
         if checkpoint.gguf is None:
-            module, told = auto_class.from_pretrained(checkpoint.directory, **common)
+            loaded = auto_class.from_pretrained(checkpoint.directory, **common)
         elif (
             auto_class is AutoModelForCausalLM
             and isinstance(config, LlamaConfig)
             and llama_config(checkpoint.gguf) is not None
         ):
             state = llama_state(checkpoint.gguf, dtype)
-            module, told = LlamaForCausalLM.from_pretrained(None, state_dict=state, **common)
+            loaded = LlamaForCausalLM.from_pretrained(None, state_dict=state, **common)
         else:
             plain = GgufConfig(dequantize=True)
-            module, told = auto_class.from_pretrained(
+            loaded = auto_class.from_pretrained(
                 checkpoint.directory, gguf_file=checkpoint.gguf_file, quantization_config=plain, **common
             )
     except Exception as error:  # as above
         raise ModelError(f"{checkpoint.path}: cannot be loaded: {str(error)[:300]}") from error
+    module, told = loaded
     _check_complete(checkpoint, told)
     return _module(module)
 
