@@ -5,7 +5,7 @@ import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
-from decimal import Decimal
+from decimal import ROUND_UP, Decimal
 from typing import Any, TypeAlias
 
 Object: TypeAlias = dict[str, Any]
@@ -114,6 +114,24 @@ def parse_quantity(text: object) -> Decimal:
     if binary:
         return Decimal(number) * _BINARY[binary]
     return Decimal(number) * Decimal(10) ** (_POWERS[decimal] if decimal else int(exponent or 0))
+
+
+def canonical_quantity(text: object) -> str:
+    """A quantity as Kubernetes spells it inside resource lists: `1000m` -> `1`, `0.5` -> `500m`, `1024Mi` -> `1Gi`.
+
+    Parts below a thousandth are rounded up; numbers with an exponent stay as they are written."""
+    match = _QUANTITY.match(str(text))
+    if match is None or match[4] is not None:
+        return str(text)
+    milli = int((parse_quantity(text) * 1000).to_integral_value(ROUND_UP))
+    if match[2] and milli % 1000 == 0:
+        number, suffixes, step = milli // 1000, ["", *_BINARY], 1024
+    else:
+        number, suffixes, step = milli, ["m", "", "k", "M", "G", "T", "P", "E"], 1000
+    index = 0
+    while number and number % step == 0 and index < len(suffixes) - 1:
+        number, index = number // step, index + 1
+    return f"{number}{suffixes[index]}" if number else "0"
 
 
 def is_quantity(text: object) -> bool:

@@ -43,8 +43,8 @@ def _spec(*names: str) -> dict[str, Any]:
             id="a keyed list merges by its key",
         ),
         pytest.param(
-            _spec("a"), {"containers": [{"name": "c"}]}, {"containers": [*_spec("a")["containers"], {"name": "c"}]},
-            id="an unknown key is appended",
+            _spec("a"), {"containers": [{"name": "c"}]}, {"containers": [{"name": "c"}, *_spec("a")["containers"]]},
+            id="an unknown key comes first",
         ),
         pytest.param(
             _spec("a", "b"), {"containers": [{"name": "a", "$patch": "delete"}]}, _spec("b"), id="delete an item"
@@ -79,7 +79,7 @@ def _spec(*names: str) -> dict[str, Any]:
         pytest.param(
             {"containers": [{"name": "a", "ports": [{"containerPort": 80, "name": "http"}]}]},
             {"containers": [{"name": "a", "ports": [{"containerPort": 81}]}]},
-            {"containers": [{"name": "a", "ports": [{"containerPort": 80, "name": "http"}, {"containerPort": 81}]}]},
+            {"containers": [{"name": "a", "ports": [{"containerPort": 81}, {"containerPort": 80, "name": "http"}]}]},
             id="ports merge by containerPort",
         ),
     ],

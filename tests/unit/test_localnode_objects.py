@@ -13,6 +13,7 @@ from pagefleet_localcluster.node.images import ImageTable
 from pagefleet_localcluster.node.settings import NodeSettings
 from pagefleet_localcluster.objects import (
     Object,
+    canonical_quantity,
     format_time,
     parse_quantity,
     parse_time,
@@ -39,6 +40,32 @@ from pagefleet_localcluster.objects import (
 )
 def test_quantities(text: str | int, want: float) -> None:
     assert float(parse_quantity(text)) == pytest.approx(want)
+
+
+@pytest.mark.parametrize(
+    ("text", "want"),
+    [
+        ("1000m", "1"),
+        ("0.5", "500m"),
+        ("1.5Gi", "1536Mi"),
+        ("1024Mi", "1Gi"),
+        ("2000", "2k"),
+        ("1e3", "1e3"),
+        ("0.1Gi", "107374182400m"),
+        ("1.25", "1250m"),
+        ("1024", "1024"),
+        ("1500Mi", "1500Mi"),
+        ("0.0001", "1m"),
+        ("3000k", "3M"),
+        ("0.5Mi", "512Ki"),
+        ("1E", "1E"),
+        ("-0", "0"),
+        (2, "2"),
+    ],
+)
+def test_quantities_of_resource_lists_have_one_spelling(text: object, want: str) -> None:
+    """As a real API server answered."""
+    assert canonical_quantity(text) == want
 
 
 @pytest.mark.parametrize("text", ["", "x", "1 Gi", "1gi", "--1", "1Gi2", "0x1", "1e", "1e99999999", None])

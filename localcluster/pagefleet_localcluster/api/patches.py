@@ -118,7 +118,22 @@ def _merge_list(value: Any, patch: list[Any], schema: Schema | None, order: Any)
             result.append(strategic_patch({}, item, schema and schema.get("items")))
         else:
             result[at] = strategic_patch(result[at], item, schema and schema.get("items"))
-    return _ordered(result, order, key)
+    return _ordered(result, order, key) if isinstance(order, list) else _patched_first(result, old, patch, key)
+
+
+def _patched_first(items: list[Any], old: list[Any], patch: list[Any], key: str) -> list[Any]:
+    """The order without `$setElementOrder`: an item of the patch, in the patch's order, stands before one that only the
+    server has unless both were there and stood the other way round."""
+    place = {item.get(key): index for index, item in enumerate(old)}
+    found = {item.get(key): item for item in items}
+    patched = [found[item[key]] for item in patch if item[key] in found]
+    others = [item for item in items if all(item is not one for one in patched)]
+    result = []
+    while patched and others:
+        there = place.get(patched[0].get(key))
+        first = others if there is not None and place[others[0].get(key)] < there else patched
+        result.append(first.pop(0))
+    return [*result, *patched, *others]
 
 
 def _ordered(items: list[Any], order: Any, key: str | None) -> list[Any]:

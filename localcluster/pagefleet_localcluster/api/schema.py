@@ -5,6 +5,8 @@ The functions change the object that they are given: the request's own copy, nev
 import copy
 from typing import Any
 
+from pagefleet_localcluster.objects import canonical_quantity
+
 Schema = dict[str, Any]
 Json = dict[str, Any]
 
@@ -80,6 +82,20 @@ def drop_nulls(value: Any, schema: Schema | None) -> None:
     elif isinstance(value, list):
         for item in value:
             drop_nulls(item, (schema or {}).get("items"))
+
+
+def spell_quantities(value: Any, schema: Schema | None) -> None:
+    """Writes the quantities of resource lists (`limits`, `capacity` ...) in their one spelling."""
+    if isinstance(value, dict):
+        extra = (schema or {}).get("additionalProperties")
+        for key, item in value.items():
+            if isinstance(extra, dict) and extra.get("format") == "quantity":
+                value[key] = canonical_quantity(item)
+            else:
+                spell_quantities(item, child_schema(schema, key))
+    elif isinstance(value, list):
+        for item in value:
+            spell_quantities(item, (schema or {}).get("items"))
 
 
 def drop_empty(value: Any, schema: Schema | None) -> None:

@@ -111,8 +111,12 @@ def check_workload(obj: Json, old: Json | None) -> list[Cause]:
         text = f'Unsupported value: {json.dumps(pod.get("restartPolicy"))}: supported values: "Always"'
         path = "spec.template.spec.restartPolicy"
         causes.append(Cause(field=path, message=text, reason="FieldValueNotSupported"))
-    rolling = (spec.get("strategy") or {}).get("rollingUpdate")
-    if rolling:
+    strategy = spec.get("strategy") or {}
+    rolling = strategy.get("rollingUpdate")
+    if rolling and strategy.get("type") == "Recreate":
+        text = "Forbidden: may not be specified when strategy `type` is 'Recreate'"
+        causes.append(Cause(field="spec.strategy.rollingUpdate", message=text, reason="FieldValueForbidden"))
+    elif rolling:
         causes += _check_rolling_update(rolling)
     if old is not None and old["spec"]["selector"] != selector:
         text = f"Invalid value: {show(selector)}: field is immutable"

@@ -19,7 +19,7 @@ from pagefleet_localcluster.api.errors import (
     wrong_version,
 )
 from pagefleet_localcluster.api.resources import Resource
-from pagefleet_localcluster.api.schema import Schema, apply_defaults, drop_empty, drop_nulls, prune
+from pagefleet_localcluster.api.schema import Schema, apply_defaults, drop_empty, drop_nulls, prune, spell_quantities
 from pagefleet_localcluster.api.store import Name, Stored, freeze
 from pagefleet_localcluster.api.strategies import strategy_of
 from pagefleet_localcluster.api.validation import QUANTITY_TEXT, show, validate
@@ -317,6 +317,7 @@ def _normalise(cluster: Cluster, resource: Resource, obj: Json, old: Json | None
         for name in ("spec", "status"):
             if name in resource.schema["properties"]:
                 obj.setdefault(name, {})
+        spell_quantities(obj, resource.schema)
     faults = [] if resource.custom else validate(obj, resource.schema)
     apply_defaults(obj, resource.schema)
     if any(cause.reason == "FieldValueRequired" for cause in faults):

@@ -107,3 +107,40 @@ async def test_a_client_can_clear_all_ownership(api: Api, namespace: str) -> Non
 async def test_apply_of_status_alone_does_not_create(api: Api, namespace: str) -> None:
     path = f"/apis/pagefleet.dev/v1alpha1/namespaces/{namespace}/llmdeployments/none/status"
     (await api.apply(path, _llmd("none") | {"status": {"replicas": 1}})).message(404)
+
+
+async def test_an_applied_object_fits_its_schema_and_names_itself(api: Api, namespace: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/configmaps/m"
+    head: Json = {"apiVersion": "v1", "kind": "ConfigMap"}
+    refused = await api.apply(path, head | {"data": {"a": "1"}})
+    assert refused.message(400).endswith("(m based on URL) was undeterminable: name must be provided")
+    name = {"metadata": {"name": "m"}}
+    start = "failed to create typed patch object (/m; /v1, Kind=ConfigMap): "
+    refused = await api.apply(path, head | name | {"bogus": 1})
+    assert refused.message(500) == f"{start}.bogus: field not declared in schema"
+    spec = {"replicas": "3", "selector": {"matchLabels": {"app": "d"}}}
+    refused = await api.apply(f"{_deployments(namespace)}/d", deployment("d") | {"spec": spec})
+    assert refused.message(500).endswith(".spec.replicas: expected numeric (int or float), got string")
+    (await api.apply(path, head | name)).ok()
+    (await api.apply(path, head | {"data": {"a": "1"}})).ok()  # what is there is known by its URL
+
+
+async def test_what_nobody_owned_belongs_to_before_the_first_apply(api: Api, namespace: str) -> None:
+    path = f"/api/v1/namespaces/{namespace}/configmaps/m"
+    body: Json = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "m"}, "data": {"a": "1"}}
+    (await api.apply(path, body)).ok()
+    (await api.patch(path, {"metadata": {"managedFields": [{}]}})).ok()
+    changed = (await api.patch(path, {"data": {"b": "2"}})).ok()
+    assert "managedFields" not in changed["metadata"], "nobody is tracked before somebody applies"
+    refused = await api.apply(path, body | {"data": {"a": "3"}})
+    assert refused.message(409).endswith('conflict with "before-first-apply" using v1: .data.a')
+
+
+async def test_filling_an_empty_map_takes_it_from_nobody(api: Api, namespace: str) -> None:
+    path = f"/apis/pagefleet.dev/v1alpha1/namespaces/{namespace}/llmdeployments/o"
+    spec: Json = {"model": {"source": "file:///models/m"}}
+    (await api.apply(path, _llmd("o", **spec, template={}))).ok()
+    filled = (await api.apply(path, _llmd("o", template={"a": "b"}), "other")).ok()
+    fields = {entry["manager"]: entry["fieldsV1"]["f:spec"] for entry in filled["metadata"]["managedFields"]}
+    assert fields["tests"]["f:template"] == {}
+    assert fields["other"] == {"f:template": {"f:a": {}}}

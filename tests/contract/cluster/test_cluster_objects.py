@@ -111,6 +111,34 @@ async def test_a_strategic_patch_merges_containers_by_name(api: Api, namespace: 
     assert [(c["name"], c["image"], c["env"]) for c in after] == [("server", "img:1", [{"name": "X", "value": "1"}])]
 
 
+async def test_a_strategic_patch_puts_its_own_items_first(api: Api, namespace: str) -> None:
+    path = f"/apis/apps/v1/namespaces/{namespace}/deployments"
+    (await api.post(path, deployment("d", replicas=0))).ok()
+    patch = {"spec": {"template": {"spec": {"containers": [{"name": "new", "image": "img:2"}]}}}}
+    after = (await api.patch(f"{path}/d", patch, STRATEGIC)).ok()["spec"]["template"]["spec"]["containers"]
+    assert [container["name"] for container in after] == ["new", "server"]
+
+
+async def test_a_json_patch_replaces_what_is_not_there(api: Api, namespace: str) -> None:
+    (await api.post(_maps(namespace), {"metadata": {"name": "m"}})).ok()
+    path = f"{_maps(namespace)}/m"
+    replaced = await api.patch(path, [{"op": "replace", "path": "/data", "value": {"a": "b"}}], JSON_PATCH)
+    assert replaced.ok()["data"] == {"a": "b"}
+    missing = [{"op": "remove", "path": "/binaryData"}], [{"op": "replace", "path": "/spec/replicas", "value": 1}]
+    for operations in missing:
+        (await api.patch(path, operations, JSON_PATCH)).message(422)
+
+
+async def test_faults_are_found_before_the_name_is_looked_up(api: Api, namespace: str) -> None:
+    (await api.post(_llmds(namespace), llmd("o"))).ok()
+    strict = await api.post(_llmds(namespace), llmd("o", bogus=1), fieldValidation="Strict")
+    assert 'unknown field "spec.bogus"' in strict.message(400)
+    assert (await api.post(_llmds(namespace), llmd("o", replicas=-1))).status == 422
+    warned = await api.put(f"{_llmds(namespace)}/nobody", llmd("nobody", bogus=1))
+    assert warned.status == 404
+    assert "spec.bogus" in warned.headers["Warning"]
+
+
 @pytest.mark.recorded("patch/dry run")
 async def test_a_dry_run_answers_and_stores_nothing(api: Api, namespace: str) -> None:
     (await api.post(_maps(namespace), config_map("m"), dryRun="All")).ok()

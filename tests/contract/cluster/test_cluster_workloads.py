@@ -32,6 +32,27 @@ async def test_recreate_takes_no_rolling_update(api: Api, namespace: str) -> Non
     assert (await api.post(_deployments(namespace), body)).ok()["spec"]["strategy"] == {"type": "Recreate"}
 
 
+async def test_recreate_and_a_rolling_update_exclude_each_other(api: Api, namespace: str) -> None:
+    strategy = {"type": "Recreate", "rollingUpdate": {"maxSurge": 1}}
+    answer = await api.post(_deployments(namespace), deployment("d", strategy=strategy))
+    assert answer.message(422).endswith(
+        "spec.strategy.rollingUpdate: Forbidden: may not be specified when strategy `type` is 'Recreate'"
+    )
+
+
+async def test_quantities_and_zeros_have_one_form(api: Api, namespace: str) -> None:
+    body = deployment("d", replicas=0, minReadySeconds=0)
+    container = body["spec"]["template"]["spec"]["containers"][0]
+    container["resources"] = {"limits": {"cpu": "1000m", "memory": "1024Mi"}, "requests": {"cpu": 0.5}}
+    spec = (await api.post(_deployments(namespace), body)).ok()["spec"]
+    assert spec["template"]["spec"]["containers"][0]["resources"] == {
+        "limits": {"cpu": "1", "memory": "1Gi"},
+        "requests": {"cpu": "500m"},
+    }
+    assert spec["replicas"] == 0
+    assert "minReadySeconds" not in spec
+
+
 @pytest.mark.recorded("workload/invalid pod template")
 async def test_an_invalid_template_names_the_field(api: Api, namespace: str) -> None:
     body = deployment("d")
