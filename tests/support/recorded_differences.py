@@ -62,7 +62,7 @@ DIFFERENCES: dict[tuple[str, str], str] = {
 
 CASE_DIFFERENCES: dict[str, str] = {
     "test_a_budget_counts_one_way_only": "the message shows the object in Go's form",
-    "test_a_crd_is_served_at_once_and_its_objects_go_with_it": "two kinds of 404, by the moment at which the CRD is gone",
+    "test_a_crd_is_served_at_once_and_its_objects_go_with_it": "two kinds of 404, by the moment",
     "test_labels_are_checked": "the faults of a map come in any order",
     "test_the_spec_of_a_pod_is_fixed_but_for_its_image": "the message goes on with a diff of Go structures",
 }

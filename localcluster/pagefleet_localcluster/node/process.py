@@ -11,12 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 _SHIM = """
-import os, sys
-if sys.platform == "linux":
-    import ctypes
-    ctypes.CDLL(None).prctl(1, 9)
-    if os.getppid() != int(sys.argv[1]):
-        os._exit(137)
+import ctypes, os, sys
+ctypes.CDLL(None).prctl(1, 9)
+if os.getppid() != int(sys.argv[1]):
+    os._exit(137)
 if os.isatty(0):
     os.close(os.open(os.ttyname(0), os.O_RDWR))
 import _signal
@@ -88,24 +86,14 @@ class Process:
 
     def _watch(self) -> None:
         loop = asyncio.get_running_loop()
-        if hasattr(os, "pidfd_open"):
-            descriptor = os.pidfd_open(self.pid)
+        descriptor = os.pidfd_open(self.pid)
 
-            def ended() -> None:
-                loop.remove_reader(descriptor)
-                os.close(descriptor)
-                self._reap()
+        def ended() -> None:
+            loop.remove_reader(descriptor)
+            os.close(descriptor)
+            self._reap()
 
-            loop.add_reader(descriptor, ended)
-            return
-
-        def poll() -> None:
-            if self._popen.poll() is None:
-                loop.call_later(0.05, poll)
-            else:
-                self._reap()
-
-        poll()
+        loop.add_reader(descriptor, ended)
 
     def _reap(self) -> None:
         code = self._popen.wait()
