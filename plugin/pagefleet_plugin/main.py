@@ -80,7 +80,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     found.add_argument("--requests", type=_positive, default=32, metavar="N", help="default: 32")
     found.add_argument("--concurrency", type=_positive, default=8, metavar="N", help="streams at once (default: 8)")
     found.add_argument("-o", "--output", choices=("table", "json"), default="table")
-    return parser.parse_args(argv)
+    arguments, rest = parser.parse_known_args(argv)
+    if arguments.command == "chat" and arguments.question is None and len(rest) == 1 and not rest[0].startswith("-"):
+        # argparse gives an optional argument its (empty) value before it has seen what follows an option.
+        arguments.question, rest = rest[0], []
+    if rest:
+        parser.error(f"unrecognized arguments: {' '.join(rest)}")
+    return arguments
 
 
 _KEY_HELP = "An API key is taken from the environment variable PAGEFLEET_API_KEY."

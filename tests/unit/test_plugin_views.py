@@ -191,12 +191,32 @@ def test_a_load_test_in_which_everything_failed_has_no_latencies() -> None:
 @pytest.mark.parametrize(
     "argv",
     [
+        ["chat", "smollm2", "why?"],
+        ["chat", "smollm2", "--temperature", "0", "why?"],
+        ["chat", "smollm2", "why?", "--temperature", "0"],
+        ["chat", "--temperature", "0", "smollm2", "why?"],
+        ["chat", "-n", "team", "smollm2", "--temperature", "0", "--max-tokens", "9", "why?"],
+    ],
+)
+def test_a_question_may_stand_before_or_after_the_options(argv: list[str]) -> None:
+    """It was refused as an unknown argument behind an option."""
+    found = parse_arguments(argv)
+    assert (found.name, found.question) == ("smollm2", "why?")
+
+
+@pytest.mark.parametrize(
+    "argv",
+    [
         ["top", "--interval", "0"],
         ["top", "--interval", "nan"],
         ["bench", "chat", "--requests", "0"],
         ["bench", "chat", "--concurrency", "-1"],
         ["bench", "chat", "--max-tokens", "many"],
         ["explain"],
+        ["chat", "smollm2", "why", "not"],
+        ["chat", "smollm2", "--temperature", "0", "why", "not"],
+        ["chat", "smollm2", "--loud"],
+        ["explain", "smollm2", "why?"],
         [],
     ],
 )
