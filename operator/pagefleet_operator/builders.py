@@ -345,6 +345,8 @@ def _model_args(spec: LLMDeploymentSpec) -> list[str]:
 
 def _engine_args(engine: EngineSpec) -> list[str]:
     args: list[str] = []
+    if engine.accelerator is not None and engine.accelerator.count > 1:
+        args += ["--tensor-parallel-size", str(engine.accelerator.count)]
     if engine.gpu_memory_percent is not None:
         args += ["--gpu-memory-utilization", f"{engine.gpu_memory_percent / 100:g}"]
     if engine.block_size is not None:

@@ -62,6 +62,13 @@ def test_smallest_spec_gives_this_container() -> None:
     }
 
 
+@pytest.mark.parametrize(("count", "want"), [(1, []), (4, ["--tensor-parallel-size", "4"])])
+def test_several_devices_hold_the_model_together(count: int, want: list[str]) -> None:
+    """Devices beyond the first would be reserved and left idle."""
+    args = container(engine={"accelerator": {"resourceName": "nvidia.com/gpu", "count": count}})["args"]
+    assert [word for word in args if word in ("--tensor-parallel-size", "4")] == want
+
+
 def test_every_engine_field_reaches_the_command_line_and_the_users_own_come_last() -> None:
     built = container(
         engine={
