@@ -8,7 +8,7 @@ STAMP := $(VENV)/.installed
 # One OpenMP thread: two of them collapse when both cores are busy with tests.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
-.PHONY: install demo test test-long lint format sim-table bench bench-peers peers clients clean
+.PHONY: install demo test test-long lint format sim-table bench bench-peers peers clients images site clean
 
 install: $(STAMP)
 
@@ -60,6 +60,17 @@ peers: install
 # Other people's clients, for tests/clients; vLLM is the server that ours is compared with.
 clients: install
 	$(BIN)/python -m benchmarks.serving.setup --peers clients,guidellm,vllm
+
+# Builds and pushes the images with their bills of materials: make images REGISTRY=registry.example.org/pagefleet
+images:
+	@test -n "$(REGISTRY)" || { echo "REGISTRY=... says where the images go" >&2; exit 2; }
+	for target in operator server server-cpu; do \
+	  docker buildx build -f images/Dockerfile --target $$target --sbom=true --provenance=mode=max --push \
+	    --build-arg TORCH_CPU_INDEX="$(TORCH_CPU_INDEX)" -t "$(REGISTRY)/$$target:0.1.0" . || exit 1; \
+	done
+
+site: install
+	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
 clean:
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache
