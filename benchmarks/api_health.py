@@ -4,12 +4,16 @@
 
 The server's engine is the real process around a runner without a model (tests/support), so the API process is what is
 measured. Streams keep `--streams` requests in flight; beside them, prompts of `--bytes` bytes are posted without end,
-once as one text and once as a list of token ids. Probes are asked by a process of their own, one after the other.
-Goal: no answer of /livez, /readyz, /startupz takes 50 ms.
+once as one text, which is tokenised, and once as a list of token ids. Probes are asked by a process of their own, one
+after the other. Goal: no answer of /livez, /readyz, /startupz takes 50 ms. Each line also says for how much of the time
+the server's thread was ready and had no CPU: with more than a few per cent, the machine was measured, not the server.
+In front of them, what does not depend on the machine's load: the CPU time of the longest turn of the event loop while
+the costliest bodies of 4 MiB are read.
 """
 
 import argparse
 import asyncio
+import contextlib
 import json
 import statistics
 import subprocess
@@ -22,6 +26,12 @@ from typing import Any
 from urllib.request import urlopen
 
 import aiohttp
+from pydantic import BaseModel
+
+from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.large_body import parse_body
+from pagefleet_server.api.protocol.chat import ChatBody
+from pagefleet_server.api.protocol.completions import CompletionBody
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
@@ -53,6 +63,8 @@ def main() -> None:
     if options.probe:
         print(json.dumps(ask_probes(options.probe, options.seconds)))
     else:
+        for name, raw, kind in make_bodies():
+            print(f"longest turn {asyncio.run(longest_turn_ms(raw, kind)):5.1f} ms CPU: {name}", flush=True)
         asyncio.run(measure(options))
 
 
@@ -68,6 +80,50 @@ def ask_probes(base_url: str, seconds: float) -> list[float]:
             times.append((time.perf_counter() - begun) * 1000)
         time.sleep(PAUSE_SECONDS)
     return times
+
+
+def make_bodies() -> list[tuple[str, bytes, type[BaseModel]]]:
+    """Just below 4 MiB, or just below a bound on values."""
+    ids = [number % 50_000 for number in range(700_000)]
+    parts = [{"type": "text", "text": "a"}] * 16_000
+    bodies: list[tuple[str, object, type[BaseModel]]] = [
+        ("one list of 700,000 token ids", {"prompt": ids}, CompletionBody),
+        (
+            "1,000 lists of 700 token ids",
+            {"prompt": [ids[n * 700 : n * 700 + 700] for n in range(1000)]},
+            CompletionBody,
+        ),
+        ("16,000 parts of one message", {"messages": [{"role": "user", "content": parts}]}, ChatBody),
+        (
+            "97,000 keys of an unknown field",
+            {"prompt": "a", "foo": dict.fromkeys(map(str, range(97_000)))},
+            CompletionBody,
+        ),
+        ("a text", {"prompt": "some words, " * 340_000}, CompletionBody),
+        ("a program", {"prompt": 'if (a[i], b) { return "x\n"; }\n' * 110_000}, CompletionBody),
+        ("2,000,000 numbers, refused", {"foo": [1] * 2_000_000}, CompletionBody),
+    ]
+    return [(name, json.dumps(body, separators=(",", ":")).encode(), kind) for name, body, kind in bodies]
+
+
+async def longest_turn_ms(raw: bytes, kind: type[BaseModel]) -> float:
+    """CPU time between two turns of a task that only yields."""
+    longest = 0.0
+
+    async def watch() -> None:
+        nonlocal longest
+        while True:
+            begun = time.thread_time()
+            await asyncio.sleep(0)
+            longest = max(longest, (time.thread_time() - begun) * 1000)
+
+    watcher = asyncio.create_task(watch())
+    await asyncio.sleep(0)
+    with contextlib.suppress(BadRequestError):
+        await parse_body(raw, kind)
+    await asyncio.sleep(0)
+    watcher.cancel()
+    return longest
 
 
 def make_loads(num_bytes: int) -> list[Load]:
@@ -86,7 +142,7 @@ async def measure(options: argparse.Namespace) -> None:
     flags = {
         "--max-num-seqs": options.streams,
         "--max-num-batched-tokens": max(512, options.streams),
-        "--num-kv-blocks": 64 * options.streams,
+        "--num-kv-blocks": max(64 * options.streams, options.bytes // 24),  # a text may be refused by its tokens only
         "--max-queue": 64,
         "--max-body": 2 * options.bytes,
     }
@@ -94,8 +150,10 @@ async def measure(options: argparse.Namespace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         async with memory_server(Path(folder), "slow-30", *words) as talk:
             for load in make_loads(options.bytes):
+                begun, waited = time.monotonic(), read_wait_seconds(talk.server.process.pid)
                 times = await run(talk, load, options)
-                print(describe(load.name, times), flush=True)
+                starved = (read_wait_seconds(talk.server.process.pid) - waited) / (time.monotonic() - begun)
+                print(f"{describe(load.name, times)}; without a CPU {starved:.0%}", flush=True)
 
 
 async def run(talk: Talk, load: Load, options: argparse.Namespace) -> list[float]:
@@ -134,6 +192,11 @@ async def post(session: aiohttp.ClientSession, load: Load) -> None:
         headers = {"Content-Type": "application/json"}
         async with session.post(load.path, data=load.body, headers=headers) as response:
             assert response.status == 400, await response.text()
+
+
+def read_wait_seconds(pid: int) -> float:
+    """How long the process's main thread has been ready to run without running (Linux)."""
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
 
 
 def describe(name: str, times: list[float]) -> str:
