@@ -23,7 +23,7 @@ from pagefleet_kernels.dispatch import select_backend
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput
 from pagefleet_server.models.executor import open_model
-from pagefleet_server.runner.kv_memory import allocate_kv, plan_kv
+from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block
 from pagefleet_server.runner.runner import Runner
 from pagefleet_server.settings import CacheSettings, ModelSettings
 
@@ -61,8 +61,9 @@ def make_runner(model_path: str, dtype: str, *, backend_name: str, executor: str
     opened = open_model(ModelSettings(model=model_path, device="cpu", dtype=dtype, executor=executor))
     backend = select_backend(opened.device, backend_name)
     model, _ = opened.load(backend)
-    settings = CacheSettings(num_kv_blocks=BLOCKS_PER_SEQUENCE * MAX_SEQUENCES)
-    plan = plan_kv(model.layers, settings, backend=backend, dtype=model.dtype, device=model.device)
+    block_size = CacheSettings().block_size
+    per_block = bytes_per_block(model.layers, block_size, backend=backend, dtype=model.dtype)
+    plan = KVPlan(block_size, BLOCKS_PER_SEQUENCE * MAX_SEQUENCES, per_block)
     caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
     return Runner(model, backend, caches, plan, model.max_positions, {})
 

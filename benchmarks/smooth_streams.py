@@ -3,22 +3,24 @@
     python benchmarks/smooth_streams.py [--model X.gguf] [--streams 16] [--prompt 4000] [--threads N]
 
 Each running stream gets one token per step, so the gap between its tokens is the step's time. Goal: with the bound, the
-99th percentile of the gaps while prompts enter stays within 3 times the one without prompts.
+99th percentile of the gaps while prompts enter stays within 3 times the one without prompts. Where it may, the process
+runs its steps before everything else on the machine, so that neighbours make no gaps.
 """
 
 import argparse
 import importlib.util
-import os
 import platform
 import statistics
 import subprocess
-import time
 from dataclasses import dataclass
 from pathlib import Path
+
+from undisturbed import conditions, may_be_undisturbed, timed
 
 from pagefleet_server.core.limits import SchedulerLimits
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.scheduler import Scheduler
+from pagefleet_server.core.step import SchedulerOutput, StepResult
 from pagefleet_server.runner.runner import Runner, build_runner
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
 
@@ -56,7 +58,7 @@ def load_runner(options: argparse.Namespace) -> Runner:
     return build_runner(settings, lambda phase, message: print(f"  {phase}: {message}"))
 
 
-def run(runner: Runner, num_streams: int, prompt_length: int, max_step_seconds: float | None) -> Gaps:
+def run(runner: Runner, num_streams: int, prompt_length: int, max_step_seconds: float | None, *, bursts: bool) -> Gaps:
     """Streams alone, then streams with long prompts coming in."""
     scheduler = Scheduler(
         SchedulerLimits(
@@ -74,12 +76,13 @@ def run(runner: Runner, num_streams: int, prompt_length: int, max_step_seconds: 
         scheduler.add(f"s{index}", prompt, SamplingParams(max_tokens=1900), arrival_time=0.0)
 
     def step() -> tuple[float, set[str]]:
-        began = time.perf_counter()
-        output = scheduler.schedule(began)
-        assert output is not None
-        result = runner.execute(output)
-        seconds = time.perf_counter() - began
-        news = scheduler.update(output, result, began + seconds, step_seconds=seconds)
+        def compute() -> tuple[SchedulerOutput, StepResult]:
+            output = scheduler.schedule(0.0)
+            assert output is not None
+            return output, runner.execute(output)
+
+        (output, result), seconds = timed(compute, bursts=bursts)
+        news = scheduler.update(output, result, 0.0, step_seconds=seconds)
         return seconds, {new.request_id for new in news if new.finish_reason is not None}
 
     for _ in range(WARM_STEPS):
@@ -113,14 +116,15 @@ def main() -> None:
     parser.add_argument("--prompt", type=int, default=4000, help="tokens of each of the two long prompts")
     parser.add_argument("--threads", type=int, help="compute threads; default: all")
     options = parser.parse_args()
+    bursts = may_be_undisturbed()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    print(f"commit {commit.stdout.strip()}, {platform.machine()}, load average {os.getloadavg()[0]:.1f}")
+    print(f"commit {commit.stdout.strip()}, {platform.machine()}, {conditions(bursts=bursts)}")
     runner = load_runner(options)
     print(f"{options.streams} streams, {NUM_PROMPTS} prompts of {options.prompt} tokens; gaps in ms")
     print(f"{'--max-step-ms':>14}{'quiet p50':>11}{'quiet p99':>11}{'busy p50':>10}{'busy p99':>10}", end="")
     print(f"{'ratio':>7}{'prompts s':>11}")
     for milliseconds in (0, 100, 1):
-        gaps = run(runner, options.streams, options.prompt, milliseconds / 1000 or None)
+        gaps = run(runner, options.streams, options.prompt, milliseconds / 1000 or None, bursts=bursts)
         print(
             f"{milliseconds:14d}{statistics.median(gaps.quiet) * 1e3:11.1f}{p99(gaps.quiet) * 1e3:11.1f}"
             f"{statistics.median(gaps.busy) * 1e3:10.1f}{p99(gaps.busy) * 1e3:10.1f}"

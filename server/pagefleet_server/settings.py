@@ -64,13 +64,14 @@ class CacheSettings:
     block_size: Annotated[int, Meta(ge=8, le=256)] = 16
     """Tokens per block, a power of two, 8..256."""
     kv_cache_memory_bytes: Annotated[int, Meta(ge=1)] | None = None
-    """Bytes for KV over all layers. None: 1 GiB on CPU, gpu_memory_utilization on CUDA."""
+    """Bytes for KV over all layers. None: gpu_memory_utilization; without it 1 GiB on CPU, or what is there."""
     num_kv_blocks: Annotated[int, Meta(ge=1)] | None = None
     """Usable blocks (the null block comes on top), >= 1. None: from the memory."""
     prefix_caching: bool = True
     """Keep the KV of finished requests and share equal prefixes; false computes every prompt whole."""
-    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] = 0.9
-    """Part of the device's memory to use in all, (0, 1]; CUDA only."""
+    gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | None = None
+    """Part of the memory to use in all, (0, 1]: of the device; on a CPU of the machine or container, weights and
+    activations included. None: 0.9 on CUDA; on a CPU the KV cache is sized by kv_cache_memory_bytes."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -17,6 +17,7 @@ from pagefleet_server.core.scheduler import Scheduler
 from pagefleet_server.core.step import TokenLogprobs
 from pagefleet_server.engine.exit_code import ExitCode
 from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.paged_model import PagedModel
 from pagefleet_server.runner.runner import Runner, StepError, build_runner
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings
 from support.api_server import memory_server
@@ -95,9 +96,9 @@ async def test_the_api_tells_it_plain_and_streamed(tmp_path: Path) -> None:
         assert metrics['vllm:request_success_total{finished_reason="error"}'] == 5
 
 
-def runner_for(path: Path, dtype: str) -> Runner:
+def runner_for(path: Path, dtype: str, executor: str = "auto") -> Runner:
     settings = EngineSettings(
-        model=ModelSettings(model=str(path), device="cpu", dtype=dtype, threads=1),
+        model=ModelSettings(model=str(path), device="cpu", dtype=dtype, threads=1, executor=executor),
         cache=CacheSettings(num_kv_blocks=NUM_BLOCKS),
     )
     return build_runner(settings, quiet)
@@ -172,10 +173,11 @@ def test_what_a_failed_request_computed_is_never_found(runner: Runner) -> None:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_a_model_without_numbers_is_told_at_the_start_or_when_it_breaks(tmp_path: Path, dtype: str) -> None:
-    runner = runner_for(write_tiny_llama(tmp_path), dtype)
+    runner = runner_for(write_tiny_llama(tmp_path), dtype, executor="transformers")
     runner.check()
+    assert isinstance(runner.model, PagedModel)
     with torch.no_grad():
-        runner.model.module.get_input_embeddings().weight.fill_(torch.inf)  # type: ignore[no-untyped-call]
+        runner.model.module.get_parameter("model.embed_tokens.weight").fill_(torch.inf)
     with pytest.raises(StepError, match="no numbers any more"):
         runner.check()
     weights = load_file(tmp_path / "model.safetensors")

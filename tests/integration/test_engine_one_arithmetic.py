@@ -171,7 +171,7 @@ def test_a_real_model_gives_the_same_bits_whatever_happens(dtype: str, threads: 
     runner = runner_for(smollm2_gguf(), dtype, threads=threads, num_blocks=num_blocks)
     many = wishes([*(1 + 7 * index % 61 for index in range(63)), 300], num_new=5, seed=seed)
     alone = play(runner, [[wish] for wish in many], num_blocks=num_blocks, max_num_seqs=1).traces
-    batch = play(runner, [[wish] for wish in many], num_blocks=num_blocks, max_num_seqs=64)
+    batch = play(runner, [[wish] for wish in many], num_blocks=num_blocks, max_num_seqs=64, max_num_batched_tokens=4096)
     assert batch.traces == alone
     assert batch.most_at_once == 64
     for budget in (5, 23, 64):
@@ -184,8 +184,8 @@ def test_a_real_model_gives_the_same_bits_whatever_happens(dtype: str, threads: 
         )
         assert chunked.num_chunks > 0
         assert chunked.traces == alone[-12:]
-    preempted = play(runner, [[wish] for wish in many], num_blocks=30, max_num_seqs=16)
-    assert preempted.num_preemptions >= 3
+    preempted = play(runner, [[wish] for wish in many], num_blocks=22, max_num_seqs=16)
+    assert preempted.num_preemptions >= 1
     assert preempted.traces == alone
     hit = play(runner, [[wish] for wish in [*many, *many]], num_blocks=num_blocks, max_num_seqs=16, prefix_caching=True)
     assert hit.hits_tokens > 1000

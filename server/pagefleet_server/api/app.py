@@ -23,8 +23,9 @@ CLIENT_GONE_STATUS = 499
 """In the access log only: the client closed the connection before the answer."""
 PROBES = frozenset({"/livez", "/readyz", "/startupz", "/health", "/metrics"})
 """Need no key, and are logged at debug level: they come every few seconds."""
-KEYLESS = PROBES | {"/drain", "/"}
-"""/drain looks at its caller itself. The page is the same for everybody; what it asks for needs a key."""
+KEYLESS = PROBES | {"/drain", "/reset_prefix_cache", "/"}
+"""/drain and /reset_prefix_cache look at their caller themselves. The page is the same for everybody; what it asks for
+needs a key."""
 
 
 def make_app(service: Service) -> web.Application:
@@ -61,6 +62,7 @@ def make_routes(prefix: str) -> list[web.RouteDef]:
         web.get(f"{prefix}/startupz", status_routes.get_startupz),
         web.get(f"{prefix}/metrics", status_routes.get_metrics),
         web.post(f"{prefix}/drain", status_routes.post_drain),
+        web.post(f"{prefix}/reset_prefix_cache", status_routes.post_reset_prefix_cache),
     ]
 
 

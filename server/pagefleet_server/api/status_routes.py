@@ -8,6 +8,7 @@ from aiohttp import web
 from pagefleet_server.api.errors import ForbiddenError
 from pagefleet_server.api.openapi import make_openapi
 from pagefleet_server.api.service import SERVICE, Service
+from pagefleet_server.client.errors import EngineError
 
 
 async def get_livez(request: web.Request) -> web.Response:
@@ -76,11 +77,19 @@ async def get_openapi(request: web.Request) -> web.Response:
     return web.json_response(make_openapi(version=version("pagefleet"), root_path=root_path))
 
 
+async def post_reset_prefix_cache(request: web.Request) -> web.Response:
+    """No request after this one finds blocks that are cached now; running ones keep theirs. For whom /drain is, too."""
+    service = _service_for_admin(request)
+    try:
+        service.client.reset_prefix_cache()
+    except EngineError as error:
+        raise service.explain(error) from error
+    return web.json_response({"reset": True})
+
+
 async def post_drain(request: web.Request) -> web.Response:
     """As SIGTERM; for loopback peers (a preStop hook, the pod itself) and keys marked `admin`."""
-    service = request.app[SERVICE]
-    if not _is_loopback(request.remote) and not _has_admin_key(request, service):
-        raise ForbiddenError("/drain is only answered to loopback peers and to keys marked admin")
+    service = _service_for_admin(request)
     service.begin_drain()
     http = service.settings.http
     return web.json_response(
@@ -92,6 +101,13 @@ async def post_drain(request: web.Request) -> web.Response:
         },
         status=202,
     )
+
+
+def _service_for_admin(request: web.Request) -> Service:
+    service = request.app[SERVICE]
+    if not _is_loopback(request.remote) and not _has_admin_key(request, service):
+        raise ForbiddenError(f"{request.path} is only answered to loopback peers and to keys marked admin")
+    return service
 
 
 def _model(service: Service) -> dict[str, object]:

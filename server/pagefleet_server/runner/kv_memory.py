@@ -1,5 +1,6 @@
 """How many KV blocks a model gets."""
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -8,13 +9,15 @@ import torch
 from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, KVCache
 from pagefleet_kernels.batch import KVShape
-from pagefleet_server import host_memory
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.layer_spec import LayerSpec
+from pagefleet_server.runner.memory_budget import MemoryBudget
 from pagefleet_server.settings import CacheSettings
 
 DEFAULT_CPU_BYTES = 1024**3
-"""KV bytes on a CPU when nothing is asked for."""
+"""KV bytes on a CPU when nothing is asked for, and so much is there."""
+DEFAULT_GPU_PART = 0.9
+"""Of a GPU's memory to use in all, when nothing is asked for."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,18 +37,22 @@ class KVPlan:
 
 
 def plan_kv(
-    layers: Sequence[LayerSpec], settings: CacheSettings, *, backend: Backend, dtype: torch.dtype, device: torch.device
+    layers: Sequence[LayerSpec],
+    settings: CacheSettings,
+    budget: MemoryBudget,
+    *,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device,
 ) -> KVPlan:
     """num_kv_blocks, else what kv_cache_memory_bytes holds, else the device's default. ModelError for no room."""
-    per_block = sum(
-        ops.bytes_per_block(backend, kv_shape(layer), block_size=settings.block_size, dtype=dtype) for layer in layers
-    )
+    per_block = bytes_per_block(layers, settings.block_size, backend=backend, dtype=dtype)
     if settings.num_kv_blocks is not None:
         if settings.num_kv_blocks < 1:
             raise ModelError(f"--num-kv-blocks {settings.num_kv_blocks}: must be >= 1")
         return KVPlan(settings.block_size, settings.num_kv_blocks, per_block)
     given = settings.kv_cache_memory_bytes
-    memory = given if given is not None else _default_bytes(settings, device)
+    memory = given if given is not None else _default_bytes(settings, budget, device)
     num_blocks = memory // per_block - 1
     if num_blocks < 1:
         raise ModelError(
@@ -55,18 +62,16 @@ def plan_kv(
     return KVPlan(settings.block_size, num_blocks, per_block)
 
 
+def bytes_per_block(layers: Sequence[LayerSpec], block_size: int, *, backend: Backend, dtype: torch.dtype) -> int:
+    """Over all layers, K and V."""
+    return sum(ops.bytes_per_block(backend, kv_shape(layer), block_size=block_size, dtype=dtype) for layer in layers)
+
+
 def allocate_kv(
     layers: Sequence[LayerSpec], plan: KVPlan, *, backend: Backend, dtype: torch.dtype, device: torch.device
 ) -> tuple[KVCache, ...]:
-    """One cache per layer. Raises ModelError when memory cannot hold it; host memory ends with a kill, not an error, so
-    there it is asked for before it is touched."""
-    if device.type == "cpu":
-        limit, resident = host_memory.limit_bytes(), host_memory.resident_bytes()
-        if plan.num_bytes + resident > limit:
-            raise ModelError(
-                f"the KV cache wants {plan.num_bytes} bytes and the process holds {resident}; the limit (machine or "
-                f"container) is {limit}; lower --kv-cache-memory or --num-kv-blocks, or give more memory"
-            )
+    """One cache per layer. Raises ModelError when memory cannot hold it; on a CPU ask the budget before: host memory
+    ends with a kill, not an error."""
     try:
         return tuple(
             ops.allocate(
@@ -91,8 +96,11 @@ def kv_shape(layer: LayerSpec) -> KVShape:
     return KVShape(num_kv_heads=layer.num_kv_heads, head_dim=layer.head_dim, v_head_dim=layer.v_head_dim)
 
 
-def _default_bytes(settings: CacheSettings, device: torch.device) -> int:
-    if device.type != "cuda":
-        return DEFAULT_CPU_BYTES
-    free, total = torch.cuda.mem_get_info(device)
-    return max(0, int(total * settings.gpu_memory_utilization) - (total - free))
+def _default_bytes(settings: CacheSettings, budget: MemoryBudget, device: torch.device) -> int:
+    """A part of the memory, less what is taken; on a CPU, where nobody asked for a part, DEFAULT_CPU_BYTES or what is
+    there: other processes may want the rest."""
+    part = settings.gpu_memory_utilization
+    if device.type != "cuda" and part is None:
+        return max(0, min(DEFAULT_CPU_BYTES, budget.left))
+    part = DEFAULT_GPU_PART if part is None else part
+    return max(0, budget.left - math.ceil((1 - part) * budget.limit))

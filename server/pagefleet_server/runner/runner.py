@@ -13,21 +13,22 @@ from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, KVCache
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
-from pagefleet_server import host_memory
-from pagefleet_server.core.sampling_params import SamplingParams
-from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult
+from pagefleet_server.core.step import SchedulerOutput, StepResult
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.executor import Executor, OpenedModel, open_model
 from pagefleet_server.models.pooling import Pooling
+from pagefleet_server.runner import memory_budget
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.flat_batch import FlatBatch, flatten
 from pagefleet_server.runner.grammars import Grammars, load_in_background
-from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, kv_shape, plan_kv
+from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block, kv_shape, plan_kv
 from pagefleet_server.runner.logprobs import score_prompts
+from pagefleet_server.runner.memory_budget import MemoryBudget
 from pagefleet_server.runner.paged_context import PagedContext
 from pagefleet_server.runner.pooling import pool_rows
 from pagefleet_server.runner.sampler import sample
 from pagefleet_server.runner.tensor_parallel import Order, RankGroup
+from pagefleet_server.runner.warm_up import largest_step, one_row
 from pagefleet_server.settings import EngineSettings
 
 _logger = logging.getLogger(__name__)
@@ -206,14 +207,15 @@ def _build(
         connect(opened.device)
     backend = _backend_for(opened, settings.cache.block_size)
     model, packed = opened.load(backend)
-    dtype_name = str(model.dtype).removeprefix("torch.")
     where = f"{len(model.layers)} layers on {model.device} ({model.executor})"
-    weights = f"{model.num_weight_bytes} bytes of weights, {dtype_name}, {where}"
+    weights = f"{model.num_weight_bytes} bytes of weights, {_name(model.dtype)}, {where}"
     now = timed("load_weights", weights, started)
 
-    plan = plan_kv(model.layers, settings.cache, backend=backend, dtype=model.dtype, device=model.device)
+    budget = _measure(settings, model, backend, group)
+    plan = plan_kv(model.layers, settings.cache, budget, backend=backend, dtype=model.dtype, device=model.device)
     if group is not None:
         plan = replace(plan, num_blocks=group.least(plan.num_blocks))
+    budget.check(plan.num_bytes)
     caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
     blocks = f"{plan.num_bytes} bytes of KV, {plan.num_blocks} blocks of {plan.block_size} tokens ({backend.name})"
     now = timed("allocate_kv", blocks, now)
@@ -233,19 +235,8 @@ def _build(
     )
     if group is not None and group.rank > 0:
         return runner
-    for step in _warm_up_steps(runner, settings.scheduler.max_num_batched_tokens):
-        for reason in runner.execute(step).failed.values():
-            raise ModelError(
-                f"{reason}, at the first prompt, in {dtype_name}; check the weights or try another --dtype"
-            )
+    runner.execute(one_row(start=runner.max_model_len - 1, count=1, block_size=runner.block_size))
     timed("warm_up", f"{torch.get_num_threads()} threads, contexts up to {runner.max_model_len} tokens", now)
-    _logger.info(
-        "host memory: %d bytes of weights, %d of KV; the process holds %d of %d",
-        model.num_weight_bytes if model.device.type == "cpu" else 0,
-        plan.num_bytes if model.device.type == "cpu" else 0,
-        host_memory.resident_bytes(),
-        host_memory.limit_bytes(),
-    )
     return runner
 
 
@@ -272,25 +263,36 @@ def _max_model_len(settings: EngineSettings, model: Executor, plan: KVPlan) -> i
     return min(wanted or model.max_positions, model.max_positions, plan.num_blocks * plan.block_size)
 
 
-def _warm_up_steps(runner: Runner, max_num_batched_tokens: int) -> list[SchedulerOutput]:
-    """The largest prompt chunk that a step may hold, then one decode row. Their KV lies in free blocks."""
-    chunk = max(1, min(max_num_batched_tokens, runner.max_model_len - 1))
-    steps = [one_row(start=0, count=chunk, block_size=runner.block_size)]
-    if runner.max_model_len > chunk:
-        steps.append(one_row(start=chunk, count=1, block_size=runner.block_size))
-    return steps
+def _measure(settings: EngineSettings, model: Executor, backend: Backend, group: RankGroup | None) -> MemoryBudget:
+    """What memory the model takes, found by the largest step on a small cache, which all ranks run at once. Raises
+    ModelError when its logits are no numbers."""
+    block_size = settings.cache.block_size
+    step, num_blocks = largest_step(settings.scheduler, max_positions=model.max_positions, block_size=block_size)
+    per_block = bytes_per_block(model.layers, block_size, backend=backend, dtype=model.dtype)
+    plan = KVPlan(block_size, num_blocks, per_block)
+    caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
+    trial = Runner(model, backend, caches, plan, num_blocks * block_size, {})
+    leads = group is None or group.rank == 0
 
+    def run(step: SchedulerOutput) -> Mapping[str, str]:
+        if leads:
+            return trial.execute(step).failed
+        trial.follow(Order(step, fresh=False))
+        return {}
 
-def one_row(*, start: int, count: int, block_size: int) -> SchedulerOutput:
-    """A step of one request in the first blocks: `count` tokens from position `start` on."""
-    blocks = -(-(start + count) // block_size)
-    request = ScheduledRequest(
-        request_id="warm-up",
-        token_ids=(0,) * count,
-        start=start,
-        block_ids=tuple(range(1, blocks + 1)),
-        sample=True,
-        sampling=SamplingParams(max_tokens=1, temperature=0.0),
-        pooled_rows=range(count),
+    for reason in run(one_row(start=0, count=1, block_size=block_size)).values():
+        raise ModelError(
+            f"{reason}, at the first prompt, in {_name(model.dtype)}; check the weights or try another --dtype"
+        )
+    return memory_budget.measure(
+        model.device,
+        weights=model.num_weight_bytes,
+        scratch=plan.num_bytes,
+        largest_step=lambda: run(step),
+        num_ranks=1 if group is None else group.size,
+        leads=leads,
     )
-    return SchedulerOutput(scheduled=(request,), num_decodes=1 if count == 1 else 0, num_tokens=count)
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
