@@ -16,7 +16,7 @@ from statistics import median
 
 from pagefleet_operator import forecast
 from pagefleet_operator.behavior import limit_rate, stabilize
-from pagefleet_operator.demand import demand_of
+from pagefleet_operator.demand import demand_of, turnover_seconds
 from pagefleet_operator.fleet import Fleet, Load, Sample, load_of
 from pagefleet_operator.history import History
 from pagefleet_operator.model import AutoscalingSpec
@@ -173,7 +173,11 @@ def _learn(fleet: Fleet, load: Load, history: History, now: float) -> History:
     if saturated:
         history = history.saturated_at(sum(saturated) / len(saturated))
     history = history.ran(max(sample.running for sample in samples))
-    history = history.demanded(demand_of(samples, fleet.latencies, now))
+    seen = turnover_seconds(load.running, fleet.latencies)
+    if seen is not None and not load.waiting:
+        history = history.turned_over(seen)
+    known = history.turnover_seconds
+    history = history.demanded(demand_of(samples, seen if known is None else known, now))
     history = history.started((pod.name, pod.start_seconds) for pod in fleet.pods if pod.start_seconds is not None)
     return replace(history, unsettled_at=now) if fleet.starting else history
 

@@ -12,16 +12,14 @@ from pagefleet_operator.fleet import Sample
 from pagefleet_operator.forecast import Point
 from pagefleet_operator.latency import WINDOW_SECONDS, Latencies
 
-MIN_FIRST_TOKENS = 20
-"""First tokens of the last window that a turnover needs; with fewer all that waits counts in full."""
+MIN_FIRST_TOKENS = 10
+"""First tokens of the last window that a turnover needs."""
 
 
-def demand_of(samples: Iterable[Sample], latencies: Latencies, now: float) -> Point:
-    """Demand of the sampled pods at `now`; `latencies` are those of the fleet's last window."""
-    kept = tuple(samples)
-    turnover = _turnover_seconds(sum(sample.running for sample in kept), latencies)
+def demand_of(samples: Iterable[Sample], turnover: float | None, now: float) -> Point:
+    """Demand of the sampled pods at `now`. Without a `turnover` (seconds) all that waits counts in full."""
     blocks = requests = 0.0
-    for sample in kept:
+    for sample in samples:
         old = 0.0 if turnover is None else _part_that_is_old(sample.oldest_waiting_seconds, turnover)
         recent = 1.0 if turnover is None else min(1.0, turnover / max(turnover, sample.oldest_waiting_seconds))
         blocks += max(sample.blocks_used, sample.blocks_used * (1 - old) + sample.blocks_waiting * recent)
@@ -29,8 +27,11 @@ def demand_of(samples: Iterable[Sample], latencies: Latencies, now: float) -> Po
     return Point(now, blocks, requests)
 
 
-def _turnover_seconds(running: int, latencies: Latencies) -> float | None:
-    """How long a request runs, by Little's law; None: not known."""
+def turnover_seconds(running: int, latencies: Latencies) -> float | None:
+    """How long a request runs, by Little's law from the fleet's last window; None: not known.
+
+    It holds for a fleet in balance: while load rises the window lags, and this is too long.
+    """
     first_tokens = latencies.time_to_first_token.total
     return None if first_tokens < MIN_FIRST_TOKENS or not running else running * WINDOW_SECONDS / first_tokens
 

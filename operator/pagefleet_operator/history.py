@@ -13,6 +13,9 @@ MAX_BUCKETS = 12
 MAX_CHANGES = 256
 """Changes remembered for the policies' periods, at most."""
 
+TURNOVER_WEIGHT = 0.05
+"""Weight of one round's turnover: a memory of some forty seconds at the default period."""
+
 KNEE_WEIGHT = 0.2
 """Weight of a new observation of the running requests at saturation."""
 
@@ -51,6 +54,8 @@ class History:
     """When replicas were last starting: until a window later latencies still tell of the smaller fleet."""
     saturation_running: float | None = None
     """Requests that one replica runs while its queue is not empty; None until a queue was seen."""
+    turnover_seconds: float | None = None
+    """How long a request runs, learnt while nothing waits."""
 
     def recommended(self, wanted: int, *, now: float, window_seconds: float) -> "History":
         """Remember one recommendation; forget what is older than the window."""
@@ -103,6 +108,12 @@ class History:
     def removed_since(self, start: float, now: float) -> int:
         """Replicas removed after `start`."""
         return -sum(change.change for change in self.changes if start < change.time <= now and change.change < 0)
+
+    def turned_over(self, seconds: float) -> "History":
+        """Learn how long a request runs."""
+        known = self.turnover_seconds
+        learnt = seconds if known is None else known + TURNOVER_WEIGHT * (seconds - known)
+        return replace(self, turnover_seconds=learnt)
 
     def saturated_at(self, running: float) -> "History":
         """Learn how many requests a replica runs when requests wait."""

@@ -70,7 +70,8 @@ def fleet(replicas: int, *samples: Sample | None, starting: int = 0) -> Fleet:
 
 
 def autoscaling(*, minimum: int = 1, maximum: int = 10, **fields: Any) -> AutoscalingSpec:
-    return AutoscalingSpec(max_replicas=maximum, min_replicas=minimum, **fields)
+    """A target of 80 %, so that a replica of 100 blocks carries 80."""
+    return AutoscalingSpec(max_replicas=maximum, min_replicas=minimum, **{"kv_block_occupancy_percent": 80, **fields})
 
 
 def pod_body(

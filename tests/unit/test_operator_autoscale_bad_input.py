@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from pagefleet_operator.autoscale import Decision, decide
-from pagefleet_operator.demand import demand_of
+from pagefleet_operator.demand import demand_of, turnover_seconds
 from pagefleet_operator.errors import ScrapeError
 from pagefleet_operator.fleet import Fleet, FleetPod, PodState
 from pagefleet_operator.history import Bucket, Change, History
@@ -185,29 +185,40 @@ def test_damaged_history_is_left_out() -> None:
 class TestDemand:
     """What of a queue counts."""
 
-    window = latencies(60, 60, 60)  # one first token a second
+    def test_the_turnover_is_what_runs_over_what_begins(self) -> None:
+        assert turnover_seconds(10, latencies(60, 60, 60)) == 10, "one first token a second"
+        assert turnover_seconds(10, latencies(9, 9, 9)) is None
+        assert turnover_seconds(0, latencies(60, 60, 60)) is None
+
+    def test_it_is_learnt_while_nothing_waits(self) -> None:
+        calm = replace(fleet(1, sample(used=10, running=10)), latencies=latencies(60, 60, 60))
+        history = decide(autoscaling(), calm, History(), 0.0).history
+        assert history.turnover_seconds == 10
+        crowded = sample(used=100, running=90, waiting=3, waiting_blocks=30, oldest=1.0)
+        surge = replace(fleet(1, crowded), latencies=latencies(60, 60, 60))
+        assert decide(autoscaling(), surge, history, 2.0).history.turnover_seconds == 10
 
     def test_without_a_queue_it_is_what_runs(self) -> None:
-        assert demand_of([sample(used=70, running=7)], self.window, 0.0).demand == 70
+        assert demand_of([sample(used=70, running=7)], 10.0, 0.0).demand == 70
 
     def test_without_a_turnover_all_that_waits_counts(self) -> None:
         old = sample(used=100, running=10, waiting=50, waiting_blocks=500, oldest=100.0)
-        assert demand_of([old], Latencies(), 0.0).demand == 600
+        assert demand_of([old], None, 0.0).demand == 600
 
     def test_a_young_queue_counts_beside_what_came_within_the_same_turnover(self) -> None:
         young = sample(used=100, running=10, waiting=5, waiting_blocks=50, oldest=5.0)
-        assert demand_of([young], self.window, 0.0).demand == pytest.approx(100 * 0.5 + 50, abs=51)
+        assert demand_of([young], 10.0, 0.0).demand == pytest.approx(100 * 0.5 + 50, abs=51)
 
     def test_an_old_queue_counts_at_the_rate_at_which_it_came(self) -> None:
         """10 requests run 10 s each; 400 came within 100 s: 4 a second need 40 at once."""
         old = sample(used=100, running=10, waiting=400, waiting_blocks=4000, oldest=100.0)
-        found = demand_of([old], self.window, 0.0)
+        found = demand_of([old], 10.0, 0.0)
         assert found.requests == pytest.approx(40)
         assert found.demand == pytest.approx(400)
 
     def test_it_is_never_less_than_what_runs(self) -> None:
         stuck = sample(used=100, running=10, waiting=1, waiting_blocks=10, oldest=500.0)
-        assert demand_of([stuck], self.window, 0.0).demand == 100
+        assert demand_of([stuck], 10.0, 0.0).demand == 100
 
 
 def test_changes_after_now_do_not_count_against_the_policies() -> None:

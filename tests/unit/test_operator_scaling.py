@@ -21,7 +21,8 @@ def observed(*pods: dict[str, Any]) -> Observed:
     return Observed(pods=parsed, samples={item.name: sample(used=10) for item in parsed if item.ready})
 
 
-AUTOSCALED = llmd(spec={"autoscaling": {"maxReplicas": 5}})
+SPEC = {"autoscaling": {"maxReplicas": 5, "targets": {"kvBlockOccupancyPercent": 80}}}
+AUTOSCALED = llmd(spec=SPEC)
 
 
 def test_it_decides_once_per_scrape_round() -> None:
@@ -53,7 +54,7 @@ def test_a_manual_change_is_reported_when_it_is_overwritten() -> None:
     decision = scaling.decide(AUTOSCALED, full, scrape_round=1, now=0.0)
     assert decision is not None
     scaling.scaled(AUTOSCALED, decision, 0.0)
-    by_hand = llmd(spec={"autoscaling": {"maxReplicas": 5}, "replicas": 2})
+    by_hand = llmd(spec={**SPEC, "replicas": 2})
     again = scaling.decide(by_hand, full, scrape_round=2, now=2.0)
     assert again is not None
     scaling.scaled(by_hand, again, 2.0)
