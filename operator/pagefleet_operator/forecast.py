@@ -7,9 +7,8 @@ from itertools import pairwise
 SMOOTHING_SECONDS = 16.0
 """Demand is the mean of so long: the largest of many noisy values would keep replicas that no load needs."""
 
-MIN_TREND_SECONDS = 60.0
-MAX_TREND_SECONDS = 240.0
-"""A trend is looked for over the start-up time, within these bounds."""
+TREND_SECONDS = 240.0
+"""A trend must have lasted so long: the minute or so in which a step fills replicas and queues looks like one, too."""
 MIN_POINTS = 2
 """Points that each quarter of a trend needs."""
 MAX_GROWTH = 2.0
@@ -44,15 +43,15 @@ def smooth(points: Sequence[Point], now: float) -> Point:
 def project(points: Sequence[Point], level: float, now: float, horizon_seconds: float) -> float:
     """Demand at now + horizon: at least `level`, at most MAX_GROWTH times it.
 
-    The slope is the smallest of the rises between the quarters of the time looked at, and never negative: noise is no
-    trend; a step is none, since some neighbouring quarters lie on the same side of it; nor is a rise that has ended.
+    The slope is the smallest of the rises between the quarters of TREND_SECONDS, and never negative: noise is no trend;
+    a step is none, since some neighbouring quarters lie on the same side of it; nor is a rise that has ended.
     """
-    span = min(MAX_TREND_SECONDS, max(MIN_TREND_SECONDS, horizon_seconds))
-    quarters = [_mean(points, now - span + part * span / 4, now - span + (part + 1) * span / 4) for part in range(4)]
+    length = TREND_SECONDS / 4
+    quarters = [_mean(points, now - part * length, now - (part - 1) * length) for part in (4, 3, 2, 1)]
     means = [mean for mean in quarters if mean is not None]
     if len(means) < len(quarters):
         return level
-    slope = max(0.0, min(after - before for before, after in pairwise(means))) / (span / 4)
+    slope = max(0.0, min(after - before for before, after in pairwise(means))) / length
     return min(level + slope * horizon_seconds, level * MAX_GROWTH)
 
 

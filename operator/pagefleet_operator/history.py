@@ -7,7 +7,7 @@ restart in `status.autoscaling.history`. Times are seconds on the operator's clo
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
-from pagefleet_operator.forecast import MAX_STARTS, MAX_TREND_SECONDS, Point
+from pagefleet_operator.forecast import MAX_STARTS, TREND_SECONDS, Point
 
 MAX_BUCKETS = 12
 MAX_CHANGES = 256
@@ -91,8 +91,8 @@ class History:
         return replace(self, changes=(*self.changes, Change(now, change))[-MAX_CHANGES:])
 
     def demanded(self, point: Point) -> "History":
-        """Remember the demand of one round; those of other times than the last MAX_TREND_SECONDS are forgotten."""
-        kept = (old for old in self.demand if point.time - MAX_TREND_SECONDS < old.time <= point.time)
+        """Remember the demand of one round; those of other times than the last TREND_SECONDS are forgotten."""
+        kept = (old for old in self.demand if point.time - TREND_SECONDS < old.time <= point.time)
         return replace(self, demand=(*kept, point)[-MAX_CHANGES:])
 
     def started(self, starts: Iterable[tuple[str, float]]) -> "History":
