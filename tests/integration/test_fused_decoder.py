@@ -138,6 +138,14 @@ def test_steps_larger_than_all_before(tmp_path: Path) -> None:
     assert all(torch.equal(a, b) for a, b in zip(mixed_logits(runner, seed=2), alone, strict=True))
 
 
+def test_a_width_that_the_library_does_not_hold_runs_as_torch(tmp_path: Path) -> None:
+    """An odd number of inputs in bfloat16: the linear is not the library's own, and so the step is no call of it."""
+    path = write_tiny(tmp_path, "llama", intermediate_size=49)
+    exact = torch.cat([eager_logits(eager(path), tokens) for tokens in prompts(runner_for(path))])
+    got = torch.cat(mixed_logits(runner_for(path, dtype="bfloat16"), seed=1))
+    assert float((got - exact).square().mean().sqrt()) <= 0.05 * float(exact.square().mean().sqrt())
+
+
 def test_the_log_says_which_executor_and_why(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     fused, other = write_tiny(tmp_path / "a", "llama"), write_tiny(tmp_path / "b", "mixtral")
     with caplog.at_level(logging.INFO):
