@@ -123,10 +123,10 @@ def main() -> None:
     print(f"{options.streams} streams, {NUM_PROMPTS} prompts of {options.prompt} tokens; gaps in ms")
     print(f"{'--max-step-ms':>14}{'quiet p50':>11}{'quiet p99':>11}{'busy p50':>10}{'busy p99':>10}", end="")
     print(f"{'ratio':>7}{'prompts s':>11}")
-    for milliseconds in (0, 100, 1):
+    for milliseconds in (0.0, SchedulerSettings().max_step_ms, 1.0):
         gaps = run(runner, options.streams, options.prompt, milliseconds / 1000 or None, bursts=bursts)
         print(
-            f"{milliseconds:14d}{statistics.median(gaps.quiet) * 1e3:11.1f}{p99(gaps.quiet) * 1e3:11.1f}"
+            f"{milliseconds:14.0f}{statistics.median(gaps.quiet) * 1e3:11.1f}{p99(gaps.quiet) * 1e3:11.1f}"
             f"{statistics.median(gaps.busy) * 1e3:10.1f}{p99(gaps.busy) * 1e3:10.1f}"
             f"{p99(gaps.busy) / p99(gaps.quiet):7.1f}{gaps.prompt_seconds:11.1f}",
             flush=True,

@@ -53,6 +53,9 @@ class ModelSettings:
     pooling: Annotated[str, Choices(("auto", "none", "last", "mean"))] = "auto"
     """auto, none, last or mean. last and mean make an embedding model of it: /v1/embeddings gives the last token's
     hidden state, or the mean over all. auto: what the checkpoint's modules.json says; without one, none."""
+    deterministic: bool = False
+    """Start only where a request's tokens and log-probabilities have the same bits whatever runs beside it. The CPU
+    kernels promise that at no cost; a GPU, and a CPU without the built kernels, do not, and the start is refused."""
     trust_unverified_model: bool = False
     """Serve an architecture although nothing shows that its answers would be right (docs/models.md)."""
 
@@ -82,7 +85,7 @@ class SchedulerSettings:
     """Running requests at most, 1..4096."""
     max_num_batched_tokens: Annotated[int, Meta(ge=1)] = 512
     """Tokens of one step at most; >= max_num_seqs so that every running request can decode."""
-    max_step_ms: Annotated[float, Meta(ge=0)] = 100.0
+    max_step_ms: Annotated[float, Meta(ge=0)] = 40.0
     """Prompts that enter beside running streams are cut so that a step takes about so long, by what earlier steps took.
     Lower: smoother streams, later first tokens. A step may always take twice as long as its decodes alone. 0: off."""
 

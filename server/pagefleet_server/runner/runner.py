@@ -207,6 +207,8 @@ def _build(
         connect(opened.device)
     backend = _backend_for(opened, settings.cache.block_size)
     model, packed = opened.load(backend)
+    if settings.model.deterministic:
+        _check_deterministic(model.device, backend.name, backend.name if packed else "torch")
     where = f"{len(model.layers)} layers on {model.device} ({model.executor})"
     weights = f"{model.num_weight_bytes} bytes of weights, {_name(model.dtype)}, {where}"
     now = timed("load_weights", weights, started)
@@ -252,6 +254,17 @@ def _backend_for(model: OpenedModel, block_size: int) -> Backend:
     except KernelArgumentError as error:
         raise ModelError(f"the KV cache cannot be laid out: {error}") from error
     return backend
+
+
+def _check_deterministic(device: torch.device, attention: str, linears: str) -> None:
+    if attention == linears == "cpu":
+        _logger.info("deterministic: the same request gives the same bits in any batch, chunk, cache hit and fork")
+        return
+    raise ModelError(
+        f"--deterministic: on {device} with attention by {attention!r} and linears by {linears!r}, the last bits of a"
+        " request's logits may change with the number of rows beside it; serve on a CPU with the built kernels or leave"
+        " out the flag"
+    )
 
 
 def _max_model_len(settings: EngineSettings, model: Executor, plan: KVPlan) -> int:
