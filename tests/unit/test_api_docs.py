@@ -39,7 +39,12 @@ def test_every_reference_of_the_document_leads_somewhere() -> None:
 
 
 def test_the_document_has_every_public_path() -> None:
-    served = {route.path for route in make_routes("")} - {"/openapi.json", "/drain", "/reset_prefix_cache", "/v1/models/{model:.+}"}
+    served = {route.path for route in make_routes("")} - {
+        "/openapi.json",
+        "/drain",
+        "/reset_prefix_cache",
+        "/v1/models/{model:.+}",
+    }
     assert set(make_openapi(version="1", root_path="")["paths"]) == served
 
 
