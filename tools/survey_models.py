@@ -53,7 +53,12 @@ TYPICAL: Mapping[str, tuple[Mapping[str, Any], ...]] = {
     ),
     "deepseek_v3": ({}, {"q_lora_rank": None}),
     "dots1": ({"n_routed_experts": 128, "n_shared_experts": 2, "num_experts_per_tok": 6, "head_dim": 128},),
-    "gemma4_text": ({}, {"num_kv_shared_layers": 10}, {"attention_k_eq_v": True, "num_global_key_value_heads": 4}),
+    "gemma4_text": (
+        {},
+        {"num_kv_shared_layers": 10},
+        {"attention_k_eq_v": True, "num_global_key_value_heads": 4},
+        {"attention_k_eq_v": True, "num_global_key_value_heads": 4, "use_bidirectional_attention": "vision"},
+    ),
     "hunyuan_v1_dense": ({"head_dim": 128},),
     "hunyuan_v1_moe": ({"head_dim": 128, "num_experts": 8, "moe_topk": 2},),
     "lfm2_moe": ({"layer_types": ["full_attention"] * 4, "num_hidden_layers": 4},),

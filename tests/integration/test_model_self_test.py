@@ -28,7 +28,7 @@ FEATURES = {
     "sinks": ("gpt_oss",),
     "experts": ("mixtral", "qwen3_moe", "glm4_moe", "granitemoe", "olmoe", "dots1"),
     "K wider than V": ("deepseek_v2", "deepseek_v3", "minicpm3"),
-    "shared KV layers and head widths by layer": ("gemma4_text",),
+    "shared KV layers and head widths by layer": ("gemma4_text", "gemma4_unified_text"),
     "learned positions, parallel blocks, one KV head": ("gpt2", "opt", "phi", "gpt_neox", "gpt_bigcode"),
     "scaled": ("granite",),
 }

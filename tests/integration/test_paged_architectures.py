@@ -37,7 +37,9 @@ TRAITS = {
 def serve(path: Path, model_type: str, number: int) -> Runner:
     """The runner of a small copy of the architecture's `number`-th typical configuration."""
     config = AutoConfig.for_model(model_type, **TYPICAL.get(model_type, ({},))[number])
-    build_small(shrink(config)).save_pretrained(path)
+    small = shrink(config)
+    build_small(small).save_pretrained(path)
+    small.save_pretrained(path)  # of a model of several parts the module has written the text part's alone
     settings = EngineSettings(
         model=ModelSettings(model=str(path), device="cpu", dtype="float32", threads=1, executor="transformers"),
         cache=CacheSettings(num_kv_blocks=32),

@@ -24,7 +24,10 @@ def check_config(config: PreTrainedConfig) -> None:
     if getattr(config, "is_encoder_decoder", False):
         raise ModelRefused("it is an encoder-decoder; only causal decoders are served")
     text = config.get_text_config(decoder=True)
-    if getattr(text, "is_causal", True) is False or getattr(text, "use_bidirectional_attention", None):
+    if getattr(text, "is_causal", True) is False or getattr(text, "use_bidirectional_attention", None) in (
+        True,
+        "all",  # "vision" is about the tokens of one image, and there are none
+    ):
         raise ModelRefused("its tokens attend to later ones; only causal decoders are served")
     foreign = sorted({str(kind) for kind in getattr(text, "layer_types", None) or ()} - ALLOWED_LAYER_TYPES)
     if foreign:
