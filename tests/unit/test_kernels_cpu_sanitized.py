@@ -19,6 +19,7 @@ CORPUS = [
     TESTS / "unit/test_kernels_cpu_attention.py",
     TESTS / "unit/test_kernels_cpu_linear.py",
     TESTS / "unit/test_kernels_cpu_rope.py",
+    TESTS / "unit/test_kernels_cpu_program.py",
     TESTS / "unit/test_kernels_cpu_row_ops.py",
     TESTS / "property/test_kernels_cpu_one_arithmetic.py",
     TESTS / "property/test_kernels_cpu_sampler.py",
