@@ -22,7 +22,7 @@ pytestmark = [
     pytest.mark.timeout(900),
     pytest.mark.asyncio(loop_scope="module"),
 ]
-LEASE = ("--lease-seconds", "3")
+LEASE = ("--lease-seconds", "5")
 QUICK = {"scaleDown": {"stabilizationWindowSeconds": 1}}
 FULL = {"used": 100, "waiting_blocks": 60, "running": 5, "waiting": 3}
 MOST_WRITES = 24
@@ -41,7 +41,8 @@ class Reaper:
 
     cluster: OperatorCluster
     countdown: int
-    killed: bool = False
+    victim: asyncio.subprocess.Process | None = None
+    """Whom it killed."""
 
     def __call__(self, request: web.Request) -> web.Response | None:
         if request.method == "GET" or "/leases" in request.path or "/events" in request.path:
@@ -49,10 +50,10 @@ class Reaper:
         self.countdown -= 1
         if self.countdown > 0:
             return None
-        self.killed = True
         self.cluster.proxy.fault = None
-        assert self.cluster.operator.process is not None
-        self.cluster.operator.process.send_signal(signal.SIGKILL)
+        self.victim = self.cluster.operator.process
+        assert self.victim is not None
+        self.victim.send_signal(signal.SIGKILL)
         return web.Response(status=500)
 
 
@@ -83,6 +84,25 @@ async def watch_ready(cluster: OperatorCluster, name: str, seen: list[int]) -> N
         await asyncio.sleep(0.05)
 
 
+async def supervise(cluster: OperatorCluster, finished: asyncio.Task[Any]) -> None:
+    """Start the operator again whenever it ends, as a Deployment does: killed, or its lease lost on a busy machine."""
+    while not finished.done():
+        process = cluster.operator.process
+        assert process is not None
+        died = asyncio.create_task(process.wait())
+        await asyncio.wait({finished, died}, return_when=asyncio.FIRST_COMPLETED)
+        if died.done() and not finished.done():
+            await cluster.operator.start()
+        died.cancel()
+
+
+async def settle(cluster: OperatorCluster, name: str, replicas: int) -> None:
+    what = f"{name}: {replicas} replicas"
+    finished = asyncio.create_task(cluster.until(lambda: is_settled(cluster, name, replicas), what, seconds=60))
+    await supervise(cluster, finished)
+    await finished
+
+
 async def kill_once(
     cluster: OperatorCluster,
     name: str,
@@ -97,21 +117,18 @@ async def kill_once(
     watching = asyncio.create_task(watch_ready(cluster, name, ready))
     try:
         await change()
-        process = cluster.operator.process
-        assert process is not None
-        finished = asyncio.create_task(cluster.until(ends, f"{name}: the right end", seconds=60))
-        died = asyncio.create_task(process.wait())
-        await asyncio.wait({finished, died}, return_when=asyncio.FIRST_COMPLETED)
-        if died.done():
-            await cluster.operator.start()
+        finished = asyncio.create_task(cluster.until(ends, f"{name}: the right end", seconds=90))
+        await supervise(cluster, finished)
         await finished
-        died.cancel()
         cluster.proxy.fault = None
+        if cluster.operator.process is reaper.victim:  # before a write after the end
+            await cluster.operator.stop(signal.SIGKILL)
+            await cluster.operator.start()
     finally:
         watching.cancel()
         await asyncio.gather(watching, return_exceptions=True)
     assert min(ready) >= 1, "there was always a replica that served"
-    return reaper.killed
+    return reaper.victim is not None
 
 
 async def remove(cluster: OperatorCluster, name: str) -> None:
@@ -134,7 +151,7 @@ async def kill_rounds(one: Callable[[int], Awaitable[bool]]) -> None:
 async def test_killed_during_a_rollout(cluster: OperatorCluster) -> None:
     async def one(number: int) -> bool:
         await cluster.create({"replicas": 2, "engine": {"image": "old:1"}}, name="rolled")
-        await cluster.until(lambda: is_settled(cluster, "rolled", 2), "two replicas", seconds=60)
+        await settle(cluster, "rolled", 2)
 
         async def change() -> None:
             await cluster.client.patch(LLMDS, "rolled", {"spec": {"engine": {"image": "new:2"}}}, "default")
@@ -153,7 +170,7 @@ async def test_killed_during_a_rollout(cluster: OperatorCluster) -> None:
 async def test_killed_during_a_rollout_that_fails(cluster: OperatorCluster) -> None:
     async def one(number: int) -> bool:
         await cluster.create({"replicas": 2, "engine": {"image": "good:1"}}, name="failing")
-        await cluster.until(lambda: is_settled(cluster, "failing", 2), "two replicas", seconds=60)
+        await settle(cluster, "failing", 2)
         before = {pod["metadata"]["name"] for pod in await cluster.pods("failing")}
         cluster.node.crashes["failing"] = "unknown option"
 
@@ -182,7 +199,7 @@ async def test_killed_during_a_scale_out_and_in(cluster: OperatorCluster) -> Non
     async def one(number: int) -> bool:
         cluster.node.loads.pop("scaled", None)
         await cluster.create({"autoscaling": {"maxReplicas": 3, "behavior": QUICK}}, name="scaled")
-        await cluster.until(lambda: is_settled(cluster, "scaled", 1), "one replica", seconds=60)
+        await settle(cluster, "scaled", 1)
 
         async def fill() -> None:
             cluster.node.loads["scaled"] = FULL
@@ -203,7 +220,7 @@ async def test_a_rollout_begun_and_failed_while_no_operator_ran_is_judged_by_the
     cluster: OperatorCluster,
 ) -> None:
     await cluster.create({"replicas": 2, "engine": {"image": "good:1"}}, name="unseen")
-    await cluster.until(lambda: is_settled(cluster, "unseen", 2), "two replicas")
+    await settle(cluster, "unseen", 2)
     cluster.node.crashes["unseen"] = "unknown option"
     await cluster.client.patch(LLMDS, "unseen", {"spec": {"engine": {"image": "bad:2"}}}, "default")
 
