@@ -1,6 +1,7 @@
 """Programs of the CPU library against the same programs of plain torch."""
 
 from collections.abc import Callable
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def layer(program: Program, backend: CpuBackend, dtype: torch.dtype, **kind: boo
     width = HEADS * HEAD_DIM
     qkv, turned, attended = (program.buffer(n) for n in (width + 2 * KV_HEADS * HEAD_DIM, width, width))
     mlp, mid = program.buffer(MLP * (2 if gated else 1)), program.buffer(MLP)
-    norm = {"epsilon": 1e-5, "weight_offset": 1.0, "centred": centred}
+    norm: dict[str, Any] = {"epsilon": 1e-5, "weight_offset": 1.0, "centred": centred}
     bias = normal(HIDDEN, dtype=dtype, seed=3) if centred else None
     program.norm(x, None, normed, normal(HIDDEN, dtype=dtype, seed=2), bias=bias, **norm)
     program.linear(linear(qkv.shape[1], HIDDEN, 10), normed, qkv)
@@ -82,7 +83,7 @@ def run(dtype: torch.dtype, *, plain: bool, threads: int = 1, **kind: bool) -> t
     backend = CpuBackend(find_library(), num_threads=threads)
     program = ops.new_program(backend, dtype=dtype, device=CPU, max_rows=40, plain=plain)
     x, out = layer(program, backend, dtype, **kind)
-    results = []
+    results: list[torch.Tensor] = []
     for lens, rows in (([20, 7], [20, 7]), ([21, 8], [1, 1]), ([22, 30], [1, 22])):
         batch, positions = batch_of(lens, rows)
         x[: len(positions)] = normal(len(positions), HIDDEN, dtype=dtype, seed=len(results))
