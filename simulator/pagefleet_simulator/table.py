@@ -98,7 +98,30 @@ def comparison(cells: Sequence[Cell]) -> str:
             fewest = min((cell.result.failed for cell in group if cell.policy not in OURS), default=ours.result.failed)
             sums.append((*line, f"{ours.result.failed} / {fewest}", str(ours.result.reversals)))
         parts.append("\n".join(text))
-    return "\n\n".join([markdown(sums, SUMS), *parts])
+    return "\n\n".join([markdown(_totals(cells), TOTALS), markdown(sums, SUMS), *parts])
+
+
+def _totals(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
+    """Each policy over all cases with the routing that ships."""
+    cells = [cell for cell in cells if cell.routing == "connection"]
+    rows: list[tuple[str, ...]] = []
+    for policy in dict.fromkeys(cell.policy for cell in cells):
+        results = [cell.result for cell in cells if cell.policy == policy]
+        rows.append(
+            (
+                NAMES[policy],
+                f"{sum(result.attainment_percent for result in results) / len(results):.1f} %",
+                f"{min(result.attainment_percent for result in results):.1f} %",
+                f"{sum(result.device_hours for result in results):.1f}",
+                str(sum(result.failed for result in results)),
+                str(sum(result.changes for result in results)),
+                str(sum(result.reversals for result in results)),
+            )
+        )
+    return rows
+
+
+TOTALS = ("all cases", "within SLO, mean", "worst", "GPU-hours", "failed", "changes", "reversals")
 
 
 SUMS = (
