@@ -114,7 +114,7 @@ def test_pool_holds_over_a_hundred_thousand_calls() -> None:
     seed, before = random.randrange(2**32), PoolMachine.num_calls
     run_state_machine_as_test(
         hypothesis.seed(seed)(PoolMachine),
-        settings=settings(max_examples=600, stateful_step_count=200, deadline=None, database=None),
+        settings=settings(max_examples=900, stateful_step_count=200, deadline=None, database=None),
     )
     calls = PoolMachine.num_calls - before
     assert calls >= 100_000

@@ -208,6 +208,24 @@ class SchedulerMachine(RuleBasedStateMachine):
         self.scheduler.check_integrity()
         return failed
 
+    @precondition(lambda self: self.live)
+    @rule(data=st.data())
+    def abort_what_a_step_in_flight_computes(self, data: st.DataObject) -> None:
+        """Its blocks may not be begun by the next step, which is planned before that one is done."""
+        while self.in_flight:
+            self.complete()
+        self.schedule()
+        for _ in range(2):
+            names = {row.request_id for output in self.in_flight for row in output.scheduled} & {*self.live}
+            if names:
+                request_id = data.draw(st.sampled_from(sorted(names)))
+                del self.live[request_id]
+                assert self.scheduler.abort(request_id)
+                self.scheduler.check_integrity()
+            if len(self.in_flight) == 2:
+                self.complete()
+            self.schedule()
+
     @rule(steps=st.integers(1, 8))
     def run_overlapped(self, steps: int) -> None:
         """One step is always in flight while the next is planned."""
@@ -272,7 +290,7 @@ def test_scheduler_holds_over_a_hundred_thousand_calls() -> None:
     seed, before = random.randrange(2**32), SchedulerMachine.num_calls
     run_state_machine_as_test(
         hypothesis.seed(seed)(SchedulerMachine),
-        settings=settings(max_examples=1100, stateful_step_count=100, deadline=None, database=None),
+        settings=settings(max_examples=1400, stateful_step_count=100, deadline=None, database=None),
     )
     calls = SchedulerMachine.num_calls - before
     assert calls >= 100_000
