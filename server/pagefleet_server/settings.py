@@ -123,7 +123,7 @@ class HttpSettings:
     max_queue_tokens: Annotated[int, Meta(ge=0)] = 2 * 1024 * 1024
     """Prompt tokens of waiting requests at most; beyond it 503. One request alone may always wait. 0: no bound."""
     queue_timeout_seconds: Annotated[float, Meta(ge=0)] = 300.0
-    """A request of which nothing has been computed after so long gets 503: somebody else may be quicker. 0: no bound."""
+    """A request of which nothing has been computed after so long gets 503: others may be quicker. 0: no bound."""
     max_body_bytes: Annotated[int, Meta(ge=1024)] = 4 * 1024 * 1024
     """Request bodies beyond it get 413. >= 1 KiB."""
     stall_seconds: Annotated[float, Meta(gt=0)] = 60.0

@@ -134,7 +134,7 @@ class StepDone(msgspec.Struct, tag="step", frozen=True):
     step_seconds: float | None = None
     step_tokens: int = 0
     prefilling: list[str] = []
-    """Requests of which the step computed a part of the prompt that is not its end: they run, and have no output yet."""
+    """Requests of which the step computed a part of the prompt that is not its end: they run without output so far."""
 
 
 FromEngine = Starting | Ready | Failed | StepDone

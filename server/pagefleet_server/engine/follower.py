@@ -37,7 +37,7 @@ def run_follower(argv: Sequence[str]) -> ExitCode:
     except ParentGoneError as gone:
         log.error("rank %d ends: %s", arguments.rank, gone)
         return ExitCode.API_GONE
-    except Exception as error:  # noqa: BLE001 - the boundary: the log says why, the engine sees the exit
+    except Exception as error:
         code = ExitCode.BAD_MODEL if isinstance(error, ModelError) else ExitCode.STEP_FAILED
         log.error("rank %d ends: %s", arguments.rank, error, exc_info=None if code is ExitCode.BAD_MODEL else error)
         return code
