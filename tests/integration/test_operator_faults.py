@@ -352,7 +352,11 @@ async def test_of_two_operators_one_works_and_the_other_follows_when_it_is_kille
         await cluster.create({"replicas": 2}, name="shared")
         await cluster.condition("Available", "True", name="shared")
         assert len(await cluster.pods("shared")) == 2
-        assert "standby: lease" in other.log.read_text()
+
+        async def stands_by() -> bool:
+            return "standby: lease" in other.log.read_text()
+
+        await cluster.until(stands_by, "the other one stands by", seconds=30)
         assert "serving" not in other.log.read_text()
         await cluster.operator.stop(signal.SIGKILL)
         await cluster.client.patch(LLMDS, "shared", {"spec": {"replicas": 3}}, "default")
