@@ -84,12 +84,13 @@ def reasons() -> set[str]:
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name):
                 place = {"Verdict": 2, "Trouble": 0}.get(node.func.id)
-                arguments = node.args[place : place + 1] if place is not None else []
-                found |= {item.value for item in arguments if isinstance(item, ast.Constant) and item.value}
+                options: list[ast.expr] = node.args[place : place + 1] if place is not None else []
             elif isinstance(node, ast.Yield) and isinstance(node.value, ast.Tuple):
                 first = node.value.elts[0]
                 options = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
-                found |= {item.value for item in options if isinstance(item, ast.Constant)}
+            else:
+                continue
+            found |= {item.value for item in options if isinstance(item, ast.Constant) and isinstance(item.value, str)}
     return found
 
 
