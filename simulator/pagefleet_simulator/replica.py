@@ -161,6 +161,7 @@ class Replica:
         if most < 2:
             return False
         rows, clock, count = len(running), self.clock, 0
+        serving = [self._serving[request.request_id] for request in running]
         context = sum(request.num_computed + 1 for request in running)
         fixed = self.profile.step_seconds + self.profile.decode_token_seconds * rows
         per_pair, observe = self.profile.decode_pair_seconds, self._token_gap.observe
@@ -168,15 +169,19 @@ class Replica:
             seconds = fixed + per_pair * context
             if clock + seconds > until:
                 break
+            if count == 0:
+                for served in serving:
+                    # As in _finish: one that sat out the step before waited longer for this token.
+                    observe(seconds + (clock - (served.last_token or clock)))
+            else:
+                observe(seconds, rows)
             clock += seconds
             context += rows
             count += 1
-            observe(seconds, rows)
         self.scheduler.decode(running, count, DRAWN_TOKEN_ID)
         self.clock = clock
         self.num_steps += count
-        for request in running:
-            served = self._serving[request.request_id]
+        for served in serving:
             served.last_token = clock
         return True
 

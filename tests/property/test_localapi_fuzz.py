@@ -124,7 +124,9 @@ async def _fuzz(seed: int, requests: int) -> None:
             name = str(body["metadata"]["name"])
             spoiled = _spoiled(body, rng)
             answer = await _send(api, path, name, spoiled, rng)
-            assert answer.status < 500 or "not declared in schema" in answer.message(500), (answer.body, spoiled)
+            # A server-side apply that its schema cannot type is a 500 on a real server too.
+            is_untyped = answer.status == 500 and "failed to create typed patch object" in answer.message(500)
+            assert answer.status < 500 or is_untyped, (answer.body, spoiled)
             if rng.random() < 0.3:
                 await api.delete(f"{path}/{name}", gracePeriodSeconds="0")
             if number % 25 == 0:

@@ -1,4 +1,6 @@
 import os
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -134,13 +136,20 @@ def test_memory_is_cut_by_the_limit(monkeypatch: pytest.MonkeyPatch) -> None:
     assert host_memory.resident_bytes("0") == 0
 
 
+HELD = """
+from pagefleet_server import host_memory
+host_memory.restart_peak()
+before = host_memory.resident_bytes()
+held = bytearray(b"x" * (64 << 20))
+del held
+assert host_memory.peak_bytes() - before > 60 << 20
+assert host_memory.resident_bytes() - before < 40 << 20
+"""
+
+
 def test_the_peak_is_what_was_held_at_once() -> None:
-    host_memory.restart_peak()
-    before = host_memory.resident_bytes()
-    held = bytearray(b"x" * (64 << 20))
-    del held
-    assert host_memory.peak_bytes() - before > 60 << 20
-    assert host_memory.resident_bytes() - before < 40 << 20
+    """In a process of its own: a long test run is large, and a system that reclaims cold pages shrinks it meanwhile."""
+    subprocess.run([sys.executable, "-c", HELD], check=True, timeout=60)
 
 
 def test_allocation_takes_what_was_planned() -> None:

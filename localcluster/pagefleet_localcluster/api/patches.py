@@ -124,14 +124,15 @@ def _merge_list(value: Any, patch: list[Any], schema: Schema | None, order: Any)
 def _patched_first(items: list[Any], old: list[Any], patch: list[Any], key: str) -> list[Any]:
     """The order without `$setElementOrder`: an item of the patch, in the patch's order, stands before one that only the
     server has unless both were there and stood the other way round."""
-    place = {item.get(key): index for index, item in enumerate(old)}
-    found = {item.get(key): item for item in items}
-    patched = [found[item[key]] for item in patch if item[key] in found]
+    # By text: a key may be of any type here; its own check comes later.
+    place = {str(item.get(key)): index for index, item in enumerate(old)}
+    found = {str(item.get(key)): item for item in items}
+    patched = [found[str(item[key])] for item in patch if str(item[key]) in found]
     others = [item for item in items if all(item is not one for one in patched)]
     result = []
     while patched and others:
-        there = place.get(patched[0].get(key))
-        first = others if there is not None and place[others[0].get(key)] < there else patched
+        there = place.get(str(patched[0].get(key)))
+        first = others if there is not None and place[str(others[0].get(key))] < there else patched
         result.append(first.pop(0))
     return [*result, *patched, *others]
 

@@ -101,7 +101,7 @@ def spell_quantities(value: Any, schema: Schema | None) -> None:
 def drop_empty(value: Any, schema: Schema | None) -> None:
     """Removes the empty lists and maps that typed built-in objects do not carry.
 
-    An empty object of a type (`emptyDir: {}`) says something and stays."""
+    An empty object of a type (`emptyDir: {}`) says something and stays. A null in a list of objects is an empty one."""
     if isinstance(value, dict):
         for key, item in list(value.items()):
             below = child_schema(schema, key)
@@ -109,8 +109,11 @@ def drop_empty(value: Any, schema: Schema | None) -> None:
             if not item and ((_is_collection(item, below) and key not in _KEPT_EMPTY) or key in _OMITTED_ZEROS):
                 del value[key]
     elif isinstance(value, list):
+        below = (schema or {}).get("items")
+        if below and below.get("type") == "object":
+            value[:] = [{} if item is None else item for item in value]
         for item in value:
-            drop_empty(item, (schema or {}).get("items"))
+            drop_empty(item, below)
 
 
 _OMITTED_ZEROS = frozenset(

@@ -214,17 +214,17 @@ def _check_typed(resource: Resource, given: Json, obj: Json) -> None:
 def checked_body(resource: Resource, namespace: str, body: Json) -> Json:
     """The body with its type, namespace and metadata right. Raises ApiError 400 when they contradict the path."""
     version, kind = body.get("apiVersion") or "", body.get("kind") or ""
+    meta = body.get("metadata") or {}
+    if not isinstance(meta, dict):
+        raise bad_request(f"metadata must be an object, it is {show(meta)[:100]}")
     if version != resource.api_version and (version or resource.custom):
         raise wrong_version(version, resource.api_version)
     if kind and kind != resource.kind:
         if resource.custom:
             fault = Cause(field="kind", message=f"Invalid value: {show(kind)}: must be {resource.kind}")
-            raise invalid(str(kind), resource.group, str((body.get("metadata") or {}).get("name", "")), [fault])
+            raise invalid(str(kind), resource.group, str(meta.get("name", "")), [fault])
         text = f'{kind} in version "{resource.version}" cannot be handled as a {resource.kind}'
         raise bad_request(text)
-    meta = body.get("metadata") or {}
-    if not isinstance(meta, dict):
-        raise bad_request(f"metadata must be an object, it is {show(meta)[:100]}")
     for name in ("name", "generateName", "namespace"):
         if not isinstance(meta.get(name) or "", str):
             raise bad_request(f"json: cannot unmarshal metadata.{name} {show(meta[name])[:100]} into a string")

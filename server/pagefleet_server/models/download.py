@@ -270,7 +270,8 @@ def _flush(file: BinaryIO) -> None:
 
 def _size_of(folder: Path) -> int:
     try:
-        return sum(entry.stat().st_size for entry in os.scandir(folder))
+        with os.scandir(folder) as entries:
+            return sum(entry.stat().st_size for entry in entries)
     except OSError:
         return 0
 
