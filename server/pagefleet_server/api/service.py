@@ -115,14 +115,15 @@ class Service:
 
     def require(self) -> Loaded:
         """The loaded model. Raises UnavailableError while it starts, refuses or is dead."""
+        if self.drain.refuses:
+            # First: at its very end the engine has been stopped, which is no death.
+            raise self._refuse(
+                "draining", "this replica is shutting down; another one answers", ELSEWHERE_RETRY_SECONDS
+            )
         if self.client.dead is not None:
             raise self._refuse("engine_dead", f"the engine is dead: {self.client.dead.reason}", ELSEWHERE_RETRY_SECONDS)
         if self.loaded is None:
             raise self._refuse("starting", "the model is still being loaded; see /startupz", STARTING_RETRY_SECONDS)
-        if self.drain.refuses:
-            raise self._refuse(
-                "draining", "this replica is shutting down; another one answers", ELSEWHERE_RETRY_SECONDS
-            )
         return self.loaded
 
     def require_texts(self) -> Loaded:
