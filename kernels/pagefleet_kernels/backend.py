@@ -78,6 +78,14 @@ LinearFunction = Callable[[torch.Tensor], torch.Tensor]
 
 
 @runtime_checkable
+class LinearInto(Protocol):
+    """A linear that can write its result where it is wanted. Optional."""
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [T, K] -> out [T, N], both of the weight's dtype."""
+
+
+@runtime_checkable
 class LinearPacker(Protocol):
     """A backend that also offers linears with weights laid out for it. Optional: see `ops.pack_linear`."""
 
@@ -160,5 +168,5 @@ class Program(Protocol):
 class ProgramMaker(Protocol):
     """A backend that records programs. Optional."""
 
-    def program(self, *, dtype: torch.dtype, max_rows: int) -> Program:
-        """An empty one. Raises BackendUnavailable for a dtype that it does not hold."""
+    def program(self, *, dtype: torch.dtype, device: torch.device, max_rows: int) -> Program:
+        """An empty one. Raises BackendUnavailable for a dtype or device that it does not hold."""

@@ -7,7 +7,7 @@ from pagefleet_kernels.triton.attention import Operands, plan_decode, plan_prefi
 from pagefleet_kernels.triton.cache import FP8, allocate
 from pagefleet_kernels.triton.launch import Device, Launch
 from pagefleet_kernels.triton.memory import KVTarget, Rotation, plan_copy, plan_rope_write, plan_write
-from pagefleet_kernels.triton.pointwise import plan_add_rms_norm, plan_silu_mul
+from pagefleet_kernels.triton.pointwise import plan_activate, plan_add_norm
 from pagefleet_kernels.triton.sampling import Penalties, SamplingBatch, plan_sample
 
 META = torch.device("meta")
@@ -116,9 +116,12 @@ def pointwise() -> dict[str, Launch]:
     gated = torch.empty(64, 2 * 14336, dtype=torch.bfloat16, device=META)
     half = torch.empty(64, 14336, dtype=torch.bfloat16, device=META)
     return {
-        "add_rms_norm": plan_add_rms_norm(x, x, torch.empty_like(x), weight, epsilon=1e-5, weight_offset=0.0),
-        "rms_norm": plan_add_rms_norm(x, x, None, weight, epsilon=1e-5, weight_offset=0.0),
-        "silu_mul": plan_silu_mul(half, gated),
+        "add_rms_norm": plan_add_norm(x, x, torch.empty_like(x), weight, epsilon=1e-5, weight_offset=0.0),
+        "rms_norm": plan_add_norm(x, x, None, weight, epsilon=1e-5, weight_offset=0.0),
+        "sum alone": plan_add_norm(None, x, torch.empty_like(x), None, epsilon=0.0, x_scale=0.5),
+        "layer_norm": plan_add_norm(x, x, torch.empty_like(x), weight, epsilon=1e-5, bias=weight, centred=True),
+        "silu_mul": plan_activate(half, gated),
+        "gelu": plan_activate(half, half, activation="gelu_tanh", gated=False),
     }
 
 

@@ -13,10 +13,14 @@ from pagefleet_kernels.cpu.calls import DTYPE_CODES, AttentionCall, RopeCall, Wr
 from pagefleet_kernels.cpu.isa import cpu_flags
 from pagefleet_kernels.cpu.library import Library
 from pagefleet_kernels.cpu.linear import PackedLinear
+from pagefleet_kernels.cpu.linear_grouped import GroupedLinear
 from pagefleet_kernels.cpu.onednn import OneDnnPacker
 from pagefleet_kernels.cpu.program import CpuProgram
 from pagefleet_kernels.cpu.row_ops import CpuRowOps, check_rope
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
+from pagefleet_kernels.grouped import GroupedWeight
+
+_CPU = torch.device("cpu")
 
 
 class CpuBackend:
@@ -195,8 +199,10 @@ class CpuBackend:
         """x [T, 2 N] -> silu(x[:, :N]) * x[:, N:], [T, N]."""
         return self.row_ops.gated(x)
 
-    def program(self, *, dtype: torch.dtype, max_rows: int) -> CpuProgram:
-        """An empty program; see CpuProgram."""
+    def program(self, *, dtype: torch.dtype, max_rows: int, device: torch.device = _CPU) -> CpuProgram:
+        """An empty program; see CpuProgram. Raises BackendUnavailable for another device than the CPU."""
+        if device.type != "cpu":
+            raise BackendUnavailable(f"the CPU kernels compute nothing on {device}")
         return CpuProgram(self.library, lambda: self.num_threads, dtype=dtype, max_rows=max_rows)
 
     def pack_linear(
@@ -213,6 +219,12 @@ class CpuBackend:
             if own is not None or wide:
                 return own
         return self._onednn.pack(weight, bias)
+
+    def pack_grouped(
+        self, weight: GroupedWeight, bias: torch.Tensor | None, *, dtype: torch.dtype, wide: bool = False
+    ) -> GroupedLinear | None:
+        """The linear with its own packed copy of a weight in its own scales; None for other dtypes."""
+        return GroupedLinear.pack(self.library, weight, bias, lambda: self.num_threads, dtype=dtype, wide=wide)
 
     def _write_call(self, own: CpuCache, key: torch.Tensor, value: torch.Tensor, slots: torch.Tensor) -> WriteCall:
         return WriteCall(

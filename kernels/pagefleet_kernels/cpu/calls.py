@@ -78,6 +78,45 @@ class LinearCall(ctypes.Structure):
     )
 
 
+class GroupedLinearCall(ctypes.Structure):
+    """src/linear_q.h, field by field."""
+
+    _fields_ = (
+        ("x", _P),
+        ("out", _P),
+        ("weight", _P),
+        ("bias", _P),
+        ("x_row_stride", _I64),
+        ("num_rows", _I32),
+        ("in_features", _I32),
+        ("out_features", _I32),
+        ("num_threads", _I32),
+        ("wide_out", _I32),
+        ("group", _I32),
+        ("bits", _I32),
+        ("wide_scales", _I32),
+        ("has_minimums", _I32),
+        ("levels", ctypes.c_int8 * 16),
+    )
+
+
+class PackGroupedCall(ctypes.Structure):
+    """src/linear_q.h, field by field."""
+
+    _fields_ = (
+        ("codes", _P),
+        ("scales", _P),
+        ("minimums", _P),
+        ("packed", _P),
+        ("num_outputs", _I32),
+        ("in_features", _I32),
+        ("group", _I32),
+        ("bits", _I32),
+        ("wide_scales", _I32),
+        ("num_threads", _I32),
+    )
+
+
 class NormCall(ctypes.Structure):
     """src/elementwise.h, field by field."""
 
@@ -160,7 +199,7 @@ class SampleCall(ctypes.Structure):
 
 
 OP_KINDS: Mapping[type[ctypes.Structure], int] = MappingProxyType(
-    {LinearCall: 0, NormCall: 1, RopeCall: 2, AttentionCall: 3, GateCall: 4}
+    {LinearCall: 0, NormCall: 1, RopeCall: 2, AttentionCall: 3, GateCall: 4, GroupedLinearCall: 5}
 )
 """What a program is made of -> Op.kind: src/program.h."""
 
@@ -184,6 +223,8 @@ SIGNATURES: Mapping[str, tuple[object, ...]] = MappingProxyType(
         "pagefleet_sample": _checked(SampleCall),
         "pagefleet_run_program": (ctypes.POINTER(Op), _I32, _I32, _WHERE),
         "pagefleet_copy_blocks": (_P, _P, _I64, _I64, _I64, _WHERE),
+        "pagefleet_grouped_linear": _checked(GroupedLinearCall),
+        "pagefleet_pack_grouped": (ctypes.POINTER(PackGroupedCall), _WHERE),
         "pagefleet_pack_linear": (_P, _I64, _I32, _I32, _P, _I32, _I32, _WHERE),
     }
 )

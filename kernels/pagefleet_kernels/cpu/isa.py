@@ -39,8 +39,8 @@ AVX512_BF16 = InstructionSet(
 )
 AVX2 = InstructionSet(
     name="avx2",
-    cpu_flags=frozenset({"avx2", "fma", "popcnt"}),
-    compiler_flags=("-mavx2", "-mfma", "-mpopcnt"),
+    cpu_flags=frozenset({"avx2", "fma", "f16c", "popcnt"}),
+    compiler_flags=("-mavx2", "-mfma", "-mf16c", "-mpopcnt"),
 )
 INSTRUCTION_SETS = (AVX512_BF16, AVX2)
 """Best first."""

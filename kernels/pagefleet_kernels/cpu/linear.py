@@ -29,6 +29,11 @@ class PackedLinear:
     out_dtype: torch.dtype
     """The weight's, or float32: the sums as they are, not rounded."""
 
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of x."""
+        return self.packed.dtype
+
     @classmethod
     def pack(
         cls,
@@ -66,6 +71,19 @@ class PackedLinear:
         own_bias = None if bias is None else bias.detach().clone().contiguous()
         return cls(library, packed, own_bias, in_features, out_features, num_threads, out_dtype)
 
+    def call(self, x: torch.Tensor, out: torch.Tensor) -> LinearCall:
+        """Of all rows of x [R, K], last dimension contiguous, into out [R, N], contiguous; rows and threads are 0."""
+        return LinearCall(
+            x=x.data_ptr(),
+            out=out.data_ptr(),
+            weight=self.packed.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            x_row_stride=x.stride(0),
+            in_features=self.in_features,
+            out_features=self.out_features,
+            wide_out=int(self.out_dtype == torch.float32),
+        )
+
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Raises KernelArgumentError for another width or dtype than the weight's."""
         if x.shape[-1] != self.in_features or x.dtype != self.packed.dtype or x.device.type != "cpu":
@@ -77,17 +95,7 @@ class PackedLinear:
         if rows.stride(1) != 1:
             rows = rows.contiguous()
         out = torch.empty(rows.shape[0], self.out_features, dtype=self.out_dtype)
-        call = LinearCall(
-            rows.data_ptr(),
-            out.data_ptr(),
-            self.packed.data_ptr(),
-            None if self.bias is None else self.bias.data_ptr(),
-            rows.stride(0),
-            rows.shape[0],
-            self.in_features,
-            self.out_features,
-            self.num_threads(),
-            int(self.out_dtype == torch.float32),
-        )
+        call = self.call(rows, out)
+        call.num_rows, call.num_threads = rows.shape[0], self.num_threads()
         self.library.call("pagefleet_linear", ctypes.byref(call), DTYPE_CODES[x.dtype])
         return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)

@@ -19,6 +19,7 @@ from pagefleet_kernels.cpu.calls import (
     OP_KINDS,
     AttentionCall,
     GateCall,
+    GroupedLinearCall,
     LinearCall,
     NormCall,
     Op,
@@ -27,11 +28,12 @@ from pagefleet_kernels.cpu.calls import (
 )
 from pagefleet_kernels.cpu.library import Library
 from pagefleet_kernels.cpu.linear import PackedLinear
+from pagefleet_kernels.cpu.linear_grouped import GroupedLinear
 from pagefleet_kernels.cpu.row_ops import ACTIVATIONS, check_rope
 from pagefleet_kernels.errors import BackendUnavailable
 
 _CPU = torch.device("cpu")
-_Call = LinearCall | NormCall | RopeCall | AttentionCall | GateCall
+_Call = LinearCall | GroupedLinearCall | NormCall | RopeCall | AttentionCall | GateCall
 
 
 class CpuProgram:
@@ -56,27 +58,13 @@ class CpuProgram:
 
     def linear(self, linear: LinearFunction, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [R, N] = linear(x [R, K]). Raises BackendUnavailable for a linear that is not the library's own."""
-        if not isinstance(linear, PackedLinear) or linear.packed.dtype != self._dtype:
+        if not isinstance(linear, PackedLinear | GroupedLinear) or linear.dtype != self._dtype:
             raise BackendUnavailable("a linear is not laid out for the library")
         self._check("x", x, linear.in_features)
         self._check("out", out, linear.out_features, whole=True)
         if linear.out_dtype != self._dtype:
             raise refuse("linear", f"one with results in {linear.out_dtype}", f"one with results in {self._dtype}")
-        bias = None if linear.bias is None else linear.bias.data_ptr()
-        self._add(
-            LinearCall(
-                x=x.data_ptr(),
-                out=out.data_ptr(),
-                weight=linear.packed.data_ptr(),
-                bias=bias,
-                x_row_stride=x.stride(0),
-                in_features=linear.in_features,
-                out_features=linear.out_features,
-            ),
-            linear,
-            x,
-            out,
-        )
+        self._add(linear.call(x, out), linear, x, out)
 
     def norm(
         self,

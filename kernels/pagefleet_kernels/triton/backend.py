@@ -7,9 +7,11 @@ import torch
 from pagefleet_kernels.backend import KVCache
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.checks import refuse
+from pagefleet_kernels.errors import BackendUnavailable
 from pagefleet_kernels.triton import library as _library  # noqa: F401  registers torch.ops.pagefleet
-from pagefleet_kernels.triton.cache import FP8, TritonCache, allocate, row_elements
-from pagefleet_kernels.triton.door import check_gate, check_norm, check_rope, check_sampling
+from pagefleet_kernels.triton.cache import FP8, TritonCache, allocate, own_cache, row_elements
+from pagefleet_kernels.triton.door import FLOATS, check_gate, check_norm, check_rope, check_sampling
+from pagefleet_kernels.triton.program import TritonProgram
 from pagefleet_kernels.triton.sampling import SamplingBatch
 
 STORAGE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
@@ -39,7 +41,7 @@ class TritonBackend:
 
     def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
         """Store rows at their slots."""
-        own = _own(cache)
+        own = own_cache(cache)
         torch.ops.pagefleet.write_kv(
             own.memory, *_geometry(own), own.key_scales, own.value_scales, key, value, slot_mapping
         )
@@ -56,7 +58,7 @@ class TritonBackend:
         sinks: torch.Tensor | None = None,
     ) -> torch.Tensor:
         """Causal attention; decode rows by split-KV, the others by tiles of packed query heads."""
-        own = _own(cache)
+        own = own_cache(cache)
         out: torch.Tensor = torch.ops.pagefleet.paged_attention(
             query,
             own.memory,
@@ -78,7 +80,7 @@ class TritonBackend:
 
     def copy_blocks(self, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
         """Copy whole blocks, all pairs in one launch."""
-        own = _own(cache)
+        own = own_cache(cache)
         on_device = torch.tensor(pairs, dtype=torch.int64).view(-1, 2).to(own.device, non_blocking=True)
         torch.ops.pagefleet.copy_blocks(own.memory, on_device)
 
@@ -104,7 +106,7 @@ class TritonBackend:
         key_norm [D]: RMS norms per head before the rotation. Rows with slot -1 are turned, not stored; rows whose
         position is outside cos_sin become NaN.
         """
-        own = _own(cache)
+        own = own_cache(cache)
         check_rope(
             query,
             key,
@@ -161,6 +163,12 @@ class TritonBackend:
         out: torch.Tensor = torch.ops.pagefleet.silu_mul(x)
         return out
 
+    def program(self, *, dtype: torch.dtype, device: torch.device, max_rows: int) -> TritonProgram:
+        """An empty program; see TritonProgram. Raises BackendUnavailable for rows of another dtype."""
+        if dtype not in FLOATS:
+            raise BackendUnavailable(f"the Triton kernels compute no rows in {dtype}")
+        return TritonProgram(self, dtype=dtype, device=device, max_rows=max_rows)
+
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """logits [B, V] -> tokens int64 [B]; a draw depends on (seed, position) and its own row only."""
         check_sampling(logits, batch)
@@ -185,9 +193,3 @@ class TritonBackend:
 def _geometry(cache: TritonCache) -> tuple[int, int, int, int]:
     shape = cache.shape
     return cache.block_size, shape.num_kv_heads, shape.head_dim, shape.v_head_dim
-
-
-def _own(cache: KVCache) -> TritonCache:
-    if not isinstance(cache, TritonCache):
-        raise refuse("cache", f"a {type(cache).__name__}", "one that this backend allocated (TritonCache)")
-    return cache

@@ -10,7 +10,9 @@ from dataclasses import dataclass
 
 import torch
 
+from pagefleet_kernels.backend import KVCache
 from pagefleet_kernels.batch import KVShape
+from pagefleet_kernels.checks import refuse
 
 FP8 = torch.float8_e4m3fn
 ALIGNMENT_BYTES = 16
@@ -91,3 +93,10 @@ def allocate(
         key_scales=scales[0],
         value_scales=scales[1],
     )
+
+
+def own_cache(cache: KVCache) -> TritonCache:
+    """The cache as this backend's. Raises KernelArgumentError for another's."""
+    if not isinstance(cache, TritonCache):
+        raise refuse("cache", f"a {type(cache).__name__}", "one that this backend allocated (TritonCache)")
+    return cache

@@ -15,7 +15,7 @@ from pagefleet_kernels.triton.attention import Operands, plan_attention
 from pagefleet_kernels.triton.cache import kv_views
 from pagefleet_kernels.triton.launch import Device, run
 from pagefleet_kernels.triton.memory import KVTarget, Rotation, plan_copy, plan_rope_write, plan_write
-from pagefleet_kernels.triton.pointwise import plan_add_rms_norm, plan_silu_mul
+from pagefleet_kernels.triton.pointwise import plan_activate, plan_add_norm
 from pagefleet_kernels.triton.sampling import Penalties, SamplingBatch, plan_sample
 
 LIBRARY: Any = torch.library.Library("pagefleet", "FRAGMENT")  # type: ignore[no-untyped-call]
@@ -158,7 +158,7 @@ def _copy_blocks(memory: torch.Tensor, pairs: torch.Tensor) -> None:
 
 def _rms_norm(x: torch.Tensor, weight: torch.Tensor, epsilon: float, weight_offset: float) -> torch.Tensor:
     out = x.new_empty(x.shape)
-    run(plan_add_rms_norm(out, x, None, weight, epsilon=epsilon, weight_offset=weight_offset), x.device)
+    run(plan_add_norm(out, x, None, weight, epsilon=epsilon, weight_offset=weight_offset), x.device)
     return out
 
 
@@ -166,13 +166,13 @@ def _add_rms_norm(
     x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, epsilon: float, weight_offset: float
 ) -> torch.Tensor:
     out = x.new_empty(x.shape)
-    run(plan_add_rms_norm(out, x, residual, weight, epsilon=epsilon, weight_offset=weight_offset), x.device)
+    run(plan_add_norm(out, x, residual, weight, epsilon=epsilon, weight_offset=weight_offset), x.device)
     return out
 
 
 def _silu_mul(x: torch.Tensor) -> torch.Tensor:
     out = x.new_empty(x.shape[0], x.shape[1] // 2)
-    run(plan_silu_mul(out, x), x.device)
+    run(plan_activate(out, x), x.device)
     return out
 
 

@@ -36,13 +36,16 @@ class Rotation:
     positions: torch.Tensor
     """int64 [T]: rows of cos_sin."""
     cos_sin: torch.Tensor
-    """fp32 [positions, R], cosines then sines of R / 2 angles; R even, <= D; columns >= R pass through."""
+    """fp32 [positions, R], cosines then sines of R / 2 angles; R even, <= D, 0 turns
+    nothing; columns >= R pass through."""
     interleaved: bool
     """Pairs are (2 i, 2 i + 1), as in GPT-J, instead of (i, i + R / 2)."""
     query_norm: torch.Tensor | None
     """[D]: RMS norm of each query head first (Qwen3). None: none."""
     key_norm: torch.Tensor | None
     epsilon: float
+    norm_offset: float = 0.0
+    """Added to the norms' weights (Gemma's are stored less 1)."""
 
 
 def plan_write(target: KVTarget, key: torch.Tensor, value: torch.Tensor) -> Launch:
@@ -108,6 +111,7 @@ def plan_rope_write(
             "key_scales": target.key_scales,
             "value_scales": target.value_scales,
             "num_positions": rotation.cos_sin.shape[0],
+            "norm_offset": rotation.norm_offset,
             "eps": rotation.epsilon,
             "stride_out_row": query_out.stride(0),
             "stride_out_head": query_out.stride(1),

@@ -8,6 +8,7 @@
 #include "elementwise.h"
 #include "kv_write.h"
 #include "linear.h"
+#include "linear_q.h"
 #include "program.h"
 #include "rope.h"
 #include "sampler.h"
@@ -74,6 +75,15 @@ int32_t pagefleet_pack_linear(const void* weight, int64_t row_stride, int32_t ou
         pack_linear(static_cast<const T*>(weight), row_stride, out_features, in_features, static_cast<T*>(packed),
                     num_threads);
     });
+}
+
+int32_t pagefleet_grouped_linear(const GroupedLinearCall* call, int32_t dtype, int32_t*) {
+    return typed(dtype, [&](auto type) { grouped_linear<decltype(type)>(*call); });
+}
+
+int32_t pagefleet_pack_grouped(const PackGroupedCall* call, int32_t*) {
+    pack_grouped(*call);
+    return kOk;
 }
 
 int32_t pagefleet_add_norm(const NormCall* call, int32_t dtype, int32_t*) {

@@ -4,12 +4,13 @@
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
+#include "linear_q.h"
 #include "rope.h"
 
 namespace pagefleet {
 
 // Mirrored in calls.py.
-enum OpKind : int32_t { kLinear = 0, kNorm = 1, kRope = 2, kAttention = 3, kGate = 4 };
+enum OpKind : int32_t { kLinear = 0, kNorm = 1, kRope = 2, kAttention = 3, kGate = 4, kGroupedLinear = 5 };
 
 // Mirrored field by field in calls.py.
 struct Op {
@@ -25,6 +26,7 @@ Status run_program(const Op* ops, int num_ops, int32_t* where) {
         const Op& op = ops[index];
         switch (op.kind) {
             case kLinear: linear<T>(*static_cast<const LinearCall*>(op.call)); break;
+            case kGroupedLinear: grouped_linear<T>(*static_cast<const GroupedLinearCall*>(op.call)); break;
             case kNorm: add_norm<T>(*static_cast<const NormCall*>(op.call)); break;
             case kGate: gate<T>(*static_cast<const GateCall*>(op.call)); break;
             case kRope: {

@@ -95,6 +95,7 @@ def rotated_halves(
     heads,
     head_ok,
     norm_weight,  # [D] or None
+    norm_offset,
     eps,
     cos,
     sin,
@@ -126,11 +127,12 @@ def rotated_halves(
     if norm_weight is not None:
         squares = tl.sum(first * first, axis=1) + tl.sum(second * second, axis=1) + tl.sum(rest * rest, axis=1)
         inverse = tl.rsqrt(squares / D + eps)[:, None]
-        first = first * inverse * tl.load(norm_weight + one, mask=i < HALF, other=0.0).to(tl.float32)[None, :]
-        second = second * inverse * tl.load(norm_weight + two, mask=i < HALF, other=0.0).to(tl.float32)[None, :]
-        rest = (
-            rest * inverse * tl.load(norm_weight + ROTARY + r, mask=r < D - ROTARY, other=0.0).to(tl.float32)[None, :]
-        )
+        weight = tl.load(norm_weight + one, mask=i < HALF, other=0.0).to(tl.float32) + norm_offset
+        first = first * inverse * weight[None, :]
+        weight = tl.load(norm_weight + two, mask=i < HALF, other=0.0).to(tl.float32) + norm_offset
+        second = second * inverse * weight[None, :]
+        weight = tl.load(norm_weight + ROTARY + r, mask=r < D - ROTARY, other=0.0).to(tl.float32) + norm_offset
+        rest = rest * inverse * weight[None, :]
     turned = first * cos[None, :] - second * sin[None, :]
     second = second * cos[None, :] + first * sin[None, :]
     return turned, second, rest
@@ -152,6 +154,7 @@ def rope_write_kv(
     key_scales,
     value_scales,
     num_positions,
+    norm_offset,
     eps,
     stride_out_row,
     stride_out_head,
@@ -221,7 +224,7 @@ def rope_write_kv(
         head = block * BLOCK_H + lanes
         head_ok = head < QUERY_HEADS
         first, second, rest = rotated_halves(
-            query + token * stride_query_row, stride_query_head, head, head_ok, query_norm, eps, cos, sin,
+            query + token * stride_query_row, stride_query_head, head, head_ok, query_norm, norm_offset, eps, cos, sin,
             D, ROTARY, HALF_PAD, REST_PAD, INTERLEAVED,
         )  # fmt: skip
         half_ok = head_ok[:, None] & (i < HALF)[None, :]
@@ -237,7 +240,7 @@ def rope_write_kv(
         head = (block - QUERY_BLOCKS) * BLOCK_H + lanes
         head_ok = head < HEADS
         first, second, rest = rotated_halves(
-            key + token * stride_new_key_row, stride_new_key_head, head, head_ok, key_norm, eps, cos, sin,
+            key + token * stride_new_key_row, stride_new_key_head, head, head_ok, key_norm, norm_offset, eps, cos, sin,
             D, ROTARY, HALF_PAD, REST_PAD, INTERLEAVED,
         )  # fmt: skip
         store_rows(

@@ -170,3 +170,10 @@ class PlainLinear:
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """x [T, K] -> [T, N]."""
         return functional.linear(x, self.weight, self.bias)
+
+    def into(self, x: torch.Tensor, out: torch.Tensor) -> None:
+        """x [T, K] -> out [T, N]."""
+        if self.bias is None:
+            torch.mm(x, self.weight.t(), out=out)
+        else:
+            torch.addmm(self.bias, x, self.weight.t(), out=out)

@@ -1,0 +1,64 @@
+"""The fused decoder as it runs on a GPU: its program of Triton launches, interpreted on CPU tensors, against eager
+transformers in float32."""
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from support import triton_server as work
+from support.fused_cases import FUSED_CASES
+from support.tiny_models import eager, eager_logits, write_tiny
+from support.triton_interpreter import Interpreter, interpreter
+
+__all__ = ["interpreter"]
+
+LENGTHS = (3, 18)
+SHORT = ("gemma3", "granite", "smollm3", "starcoder2")
+"""Together they have every op and every option: GELU, windows, caps, scales, biases, head norms, LayerNorm, no rope."""
+LONG = tuple(sorted(set(FUSED_CASES) - set(SHORT)))
+
+
+def check(interpreter: Interpreter, tmp_path: Path, case: str) -> None:
+    model_type, changes = FUSED_CASES[case]
+    path = write_tiny(tmp_path, model_type, **changes)
+    got = interpreter.run(work.mixed_logits, path, "float32", LENGTHS)
+    oracle = eager(path)
+    for logits, tokens in zip(got, work.prompts_of(oracle.config.vocab_size, LENGTHS), strict=True):
+        assert float((logits - eager_logits(oracle, tokens)).abs().max()) <= 1e-4
+
+
+@pytest.mark.parametrize("case", SHORT)
+def test_a_family_equals_transformers(interpreter: Interpreter, tmp_path: Path, case: str) -> None:
+    check(interpreter, tmp_path, case)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("case", LONG)
+def test_every_other_family_does(interpreter: Interpreter, tmp_path: Path, case: str) -> None:
+    check(interpreter, tmp_path, case)
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        ({"width": 65537}, "65536 at most"),
+        ({"activation": "relu"}, "no activation relu"),
+        ({"dtype": torch.float64}, "no rows in torch.float64"),
+        ({"foreign": True}, "x is of dtype torch.bfloat16"),
+        ({"rows": 9}, "batch is of 9 rows"),
+    ],
+)
+def test_what_does_not_fit_is_refused(interpreter: Interpreter, change: dict[str, Any], said: str) -> None:
+    assert said in interpreter.run(work.refusal_of_program, change)
+
+
+@pytest.mark.long
+def test_bfloat16_is_near_to_float32(interpreter: Interpreter, tmp_path: Path) -> None:
+    model_type, changes = FUSED_CASES["gemma2"]
+    path = write_tiny(tmp_path, model_type, **changes)
+    oracle = eager(path)
+    exact = torch.cat([eager_logits(oracle, tokens) for tokens in work.prompts_of(oracle.config.vocab_size, LENGTHS)])
+    got = torch.cat(interpreter.run(work.mixed_logits, path, "bfloat16", LENGTHS))
+    assert float((got - exact).square().mean().sqrt()) <= 0.05 * float(exact.square().mean().sqrt())

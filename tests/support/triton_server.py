@@ -1,0 +1,69 @@
+"""What tests send to the interpreting process when they want a whole model there: paths in, logits and tokens out."""
+
+import random
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from pagefleet_kernels import ops
+from pagefleet_kernels.batch import AttentionBatch
+from pagefleet_kernels.dispatch import select_backend
+from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
+from pagefleet_kernels.triton.program import TritonProgram
+from pagefleet_server.models.executor import open_model
+from pagefleet_server.models.fused.decoder import FusedDecoder
+from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block
+from pagefleet_server.runner.runner import Runner
+from pagefleet_server.settings import ModelSettings
+from support.stepping import Blocks, chunked_logits
+
+
+def runner_on_triton(path: str, dtype: str) -> Runner:
+    """The fused decoder with the backend that a GPU would get."""
+    opened = open_model(ModelSettings(model=path, device="cpu", dtype=dtype, executor="fused"))
+    backend = select_backend(opened.device, "triton")
+    model, packed = opened.load(backend)
+    assert not packed
+    plan = KVPlan(16, 32, bytes_per_block(model.layers, 16, backend=backend, dtype=model.dtype))
+    caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
+    return Runner(model, backend, caches, plan, model.max_positions, {})
+
+
+def prompts_of(vocab_size: int, lengths: tuple[int, ...]) -> list[list[int]]:
+    rng = random.Random(5)
+    return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
+
+
+def mixed_logits(path: Path, dtype: str, lengths: tuple[int, ...], seed: int = 1) -> list[torch.Tensor]:
+    """Logits [T, V] of each prompt, computed in steps that mix random chunks of them."""
+    runner = runner_on_triton(str(path), dtype)
+    rng = random.Random(seed)
+    blocks = Blocks(runner, rng)
+    sequences = [
+        blocks.sequence(str(index), tokens) for index, tokens in enumerate(prompts_of(runner.vocab_size, lengths))
+    ]
+    got = chunked_logits(runner, sequences, rng)
+    decoder = runner.model
+    assert isinstance(decoder, FusedDecoder)
+    assert decoder._recorded is not None
+    assert isinstance(decoder._recorded.program, TritonProgram)
+    return [got[str(index)].float() for index in range(len(sequences))]
+
+
+def refusal_of_program(change: dict[str, Any]) -> str:
+    """The error of recording and running one norm and one activation, with something changed; empty: none."""
+    device, width, dtype = torch.device("cpu"), change.get("width", 8), change.get("dtype", torch.float32)
+    try:
+        program = ops.new_program(select_backend(device, "triton"), dtype=dtype, device=device, max_rows=4)
+        out = program.buffer(width)
+        x = torch.ones(4, width, dtype=torch.bfloat16 if change.get("foreign") else torch.float32)
+        program.norm(x, None, out, torch.ones(width), epsilon=1e-5)
+        program.activate(x, out, activation=change.get("activation", "silu"), gated=False)
+        rows = change.get("rows", 4)
+        empty = torch.zeros(0, dtype=torch.int32)
+        batch = AttentionBatch(torch.zeros(1, dtype=torch.int32), empty, empty.view(0, 1), empty.long(), 0, 0, 0)
+        program.run(batch, torch.zeros(rows, dtype=torch.int64))
+    except (BackendUnavailable, KernelArgumentError) as error:
+        return str(error)
+    return ""
