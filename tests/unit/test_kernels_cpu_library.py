@@ -43,9 +43,9 @@ def runs(folder: Path) -> int:
         ("sse2", ()),
         ("avx2", ()),
         ("avx2 fma", ()),
-        ("avx2 fma popcnt", (AVX2,)),
-        ("avx2 fma popcnt avx512f avx512bw avx512dq avx512vl", (AVX2,)),
-        ("avx2 fma popcnt avx512f avx512bw avx512dq avx512vl avx512_bf16", (AVX512_BF16, AVX2)),
+        ("avx2 fma f16c popcnt", (AVX2,)),
+        ("avx2 fma f16c popcnt avx512f avx512bw avx512dq avx512vl", (AVX2,)),
+        ("avx2 fma f16c popcnt avx512f avx512bw avx512dq avx512vl avx512_bf16", (AVX512_BF16, AVX2)),
     ],
 )
 def test_a_cpu_gets_the_best_level_whose_flags_it_has(flags: str, want: tuple[object, ...]) -> None:

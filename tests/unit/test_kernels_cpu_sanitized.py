@@ -17,6 +17,7 @@ from support.cpu_kernels import LEVELS
 TESTS = Path(__file__).parent.parent
 CORPUS = [
     TESTS / "unit/test_kernels_cpu_attention.py",
+    TESTS / "unit/test_kernels_cpu_grouped.py",
     TESTS / "unit/test_kernels_cpu_linear.py",
     TESTS / "unit/test_kernels_cpu_rope.py",
     TESTS / "unit/test_kernels_cpu_program.py",
