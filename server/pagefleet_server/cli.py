@@ -155,6 +155,11 @@ def _check_together(settings: ServerSettings) -> None:
             f"--max-num-batched-tokens: {scheduler.max_num_batched_tokens} is less than --max-num-seqs"
             f" {scheduler.max_num_seqs}; every running request needs a token in each step"
         )
+    if scheduler.speculative_max_ngram < scheduler.speculative_min_ngram:
+        raise BadSettingError(
+            f"--speculative-max-ngram: {scheduler.speculative_max_ngram} is less than --speculative-min-ngram"
+            f" {scheduler.speculative_min_ngram}; raise the first or lower the second"
+        )
 
 
 def _make_parser(flags: Sequence[Flag]) -> argparse.ArgumentParser:

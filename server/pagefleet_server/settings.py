@@ -88,6 +88,17 @@ class SchedulerSettings:
     max_step_ms: Annotated[float, Meta(ge=0)] = 40.0
     """Prompts that enter beside running streams are cut so that a step takes about so long, by what earlier steps took.
     Lower: smoother streams, later first tokens. A step may always take twice as long as its decodes alone. 0: off."""
+    speculative_tokens: Annotated[int, Meta(ge=0, le=16)] = 0
+    """Prompt-lookup speculation: tokens guessed at most for a request in one step, from what followed its last tokens
+    before, in prompt or output, and checked in that step; 0..16. The same tokens come, sooner where a text repeats
+    itself or its prompt. 0: off."""
+    speculative_max_num_seqs: Annotated[int, Meta(ge=1, le=4096)] = 4
+    """Guess only while at most so many requests run, 1..4096, and none computes or awaits a prompt: rows cost time when
+    the batch is full."""
+    speculative_min_ngram: Annotated[int, Meta(ge=1, le=16)] = 2
+    """Last tokens that must have stood there before, at least, for a guess; 1..16."""
+    speculative_max_ngram: Annotated[int, Meta(ge=1, le=16)] = 4
+    """Last tokens to look for first, 1..16, at least speculative_min_ngram: the longer, the better the guess."""
 
 
 @dataclass(frozen=True, slots=True)

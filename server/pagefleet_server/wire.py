@@ -99,6 +99,11 @@ class Gauges(msgspec.Struct, frozen=True):
     num_preemptions: int
     prefix_queries_tokens: int
     prefix_hits_tokens: int
+    num_drafts: int = 0
+    """Times that a request got guesses of its next tokens."""
+    num_draft_tokens: int = 0
+    num_accepted_by_place: list[int] = []
+    """How often the first, second ... guess was right; empty without speculation."""
 
 
 class RequestOutput(msgspec.Struct, frozen=True):
@@ -123,6 +128,10 @@ class RequestOutput(msgspec.Struct, frozen=True):
     pooled: list[bytes] = []
     """Each float32, little-endian: what the next prompt tokens add to the pooled hidden state
     (SamplingParams.pooling)."""
+    num_draft_tokens: int = 0
+    """Guesses of its tokens so far."""
+    num_accepted_tokens: int = 0
+    """Of these, right ones."""
 
 
 class StepDone(msgspec.Struct, tag="step", frozen=True):

@@ -17,6 +17,7 @@ from hypothesis.stateful import (
     run_state_machine_as_test,
 )
 
+from pagefleet_server.core.prompt_lookup import SpeculationLimits
 from pagefleet_server.core.request import FinishReason
 from pagefleet_server.core.scheduler import Scheduler
 from pagefleet_server.core.step import ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
@@ -38,8 +39,10 @@ class Expected:
     scores: list[TokenLogprobs]
     group: list[str]
 
+    loops: bool
+
     def want(self) -> list[int]:
-        tokens = expected_tokens(self.prompt, self.max_tokens, self.seed)
+        tokens = expected_tokens(self.prompt, self.max_tokens, self.seed, loops=self.loops)
         ends = [index + 1 for index, token in enumerate(tokens) if token in self.stop]
         return tokens[: ends[0]] if ends else tokens
 
@@ -49,6 +52,9 @@ class SchedulerMachine(RuleBasedStateMachine):
 
     num_calls = 0
     """Of all machines so far."""
+    num_accepted = 0
+    num_rejected = 0
+    """Guesses, of all machines so far."""
 
     @invariant()
     def count(self) -> None:
@@ -60,6 +66,14 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_tokens=st.integers(0, 20),
         prefix_caching=st.booleans(),
         max_step_seconds=st.sampled_from([None, 0.008]),
+        speculation=st.none()
+        | st.builds(
+            SpeculationLimits,
+            num_tokens=st.integers(1, 9),
+            min_ngram=st.integers(1, 2),
+            max_ngram=st.integers(2, 3),
+            max_num_seqs=st.integers(1, 5),
+        ),
     )
     def start(
         self,
@@ -68,6 +82,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         extra_tokens: int,
         prefix_caching: bool,
         max_step_seconds: float | None,
+        speculation: SpeculationLimits | None,
     ) -> None:
         limits = make_limits(
             num_blocks=num_blocks,
@@ -76,10 +91,12 @@ class SchedulerMachine(RuleBasedStateMachine):
             max_num_seqs=max_num_seqs,
             max_num_batched_tokens=max_num_seqs + extra_tokens,
             max_step_seconds=max_step_seconds,
+            speculation=speculation,
         )
         self.limits = limits
         self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
-        self.runner = KvMemoryRunner(num_blocks=num_blocks, block_size=BLOCK_SIZE)
+        self.loops = speculation is not None
+        self.runner = KvMemoryRunner(num_blocks=num_blocks, block_size=BLOCK_SIZE, loops=self.loops)
         self.live: dict[str, Expected] = {}
         self.in_flight: list[SchedulerOutput] = []
         self.num_added = 0
@@ -131,7 +148,7 @@ class SchedulerMachine(RuleBasedStateMachine):
         )
         for seed, request_id in enumerate(ids):
             scored = is_scored and seed == 0
-            self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), seed, scored, [], [], ids)
+            self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), seed, scored, [], [], ids, self.loops)
         self.scheduler.check_integrity()
 
     @rule()
@@ -160,6 +177,11 @@ class SchedulerMachine(RuleBasedStateMachine):
         assert output.num_tokens == sum(len(row.token_ids) for row in output.scheduled)
         assert output.num_tokens <= self.limits.max_num_batched_tokens
         assert len(output.scheduled) <= self.limits.max_num_seqs
+        if any(row.num_drafts for row in output.scheduled):
+            assert self.limits.speculation is not None
+            assert len(output.scheduled) <= self.limits.speculation.max_num_seqs
+            assert max(row.num_drafts for row in output.scheduled) <= self.limits.speculation.num_tokens
+            assert all(row.sample and not row.forks for row in output.scheduled), "guesses beside a prompt"
         for index, row in enumerate(output.scheduled):
             is_decode = len(row.token_ids) == 1 and row.sample
             assert is_decode == (index < output.num_decodes)
@@ -254,6 +276,11 @@ class SchedulerMachine(RuleBasedStateMachine):
             self.run_synchronously(1)
         assert not self.live
         counts = self.scheduler.counts()
+        num_accepted = sum(counts.num_accepted_by_place)
+        assert num_accepted <= counts.num_draft_tokens
+        assert counts.num_drafts == 0 or self.loops
+        SchedulerMachine.num_accepted += num_accepted
+        SchedulerMachine.num_rejected += counts.num_draft_tokens - num_accepted
         assert (counts.blocks_used, counts.blocks_waiting, counts.num_running, counts.num_waiting) == (0, 0, 0, 0)
         assert counts.num_added == self.num_added
 
@@ -283,6 +310,12 @@ def test_scheduler_holds_under_any_sequence_of_calls() -> None:
     run_state_machine_as_test(
         SchedulerMachine, settings=settings(max_examples=80, stateful_step_count=40, deadline=None)
     )
+    assert SchedulerMachine.num_accepted and SchedulerMachine.num_rejected
+
+
+def guesses() -> dict[str, int]:
+    """What became of them in all machines so far."""
+    return {"accepted_guesses": SchedulerMachine.num_accepted, "wrong_guesses": SchedulerMachine.num_rejected}
 
 
 @pytest.mark.long
@@ -294,4 +327,4 @@ def test_scheduler_holds_over_a_hundred_thousand_calls() -> None:
     )
     calls = SchedulerMachine.num_calls - before
     assert calls >= 100_000
-    write_evidence("scheduler_machine", {"seed": seed, "calls": calls, "failures": 0})
+    write_evidence("scheduler_machine", {"seed": seed, "calls": calls, "failures": 0} | guesses())

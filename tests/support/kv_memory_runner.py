@@ -9,16 +9,20 @@ from array import array
 from collections.abc import Sequence
 
 from pagefleet_server.core.request import PLACEHOLDER_TOKEN_ID
-from pagefleet_server.core.step import SchedulerOutput, StepResult, TokenLogprobs
+from pagefleet_server.core.step import DrawnToken, ScheduledRequest, SchedulerOutput, StepResult, TokenLogprobs
 
 VOCAB_SIZE = 50
 POISON_TOKEN_ID = 49
 """With poison=True the model fails on every context that holds it."""
 
 
-def next_token(context: Sequence[int], seed: int = 0) -> int:
-    """The token that this "model" draws after a context."""
-    return zlib.crc32(array("q", [seed, *context]).tobytes()) % VOCAB_SIZE
+def next_token(context: Sequence[int], seed: int = 0, *, loops: bool = False) -> int:
+    """The token that this "model" draws after a context. One that loops goes round in a circle of five tokens, but for
+    one token in eight: what has been said before is a good guess, and each token still depends on all before it."""
+    drawn = zlib.crc32(array("q", [seed, *context]).tobytes())
+    if loops and (drawn >> 8) % 8:
+        return (context[-1] // 5 * 5 + (context[-1] + 1) % 5) % VOCAB_SIZE
+    return drawn % VOCAB_SIZE
 
 
 def score(context: Sequence[int], token: int) -> TokenLogprobs:
@@ -31,19 +35,20 @@ def expected_scores(prompt: Sequence[int]) -> list[TokenLogprobs]:
     return [score(prompt[:index], prompt[index]) for index in range(1, len(prompt))]
 
 
-def expected_tokens(prompt: Sequence[int], count: int, seed: int = 0) -> list[int]:
+def expected_tokens(prompt: Sequence[int], count: int, seed: int = 0, *, loops: bool = False) -> list[int]:
     """What a request with this prompt must get."""
     context = list(prompt)
     for _ in range(count):
-        context.append(next_token(context, seed))
+        context.append(next_token(context, seed, loops=loops))
     return context[len(prompt) :]
 
 
 class KvMemoryRunner:
     """Executes steps in order; writes all rows before it reads any, as every layer of a model does."""
 
-    def __init__(self, *, num_blocks: int, block_size: int, poison: bool = False) -> None:
+    def __init__(self, *, num_blocks: int, block_size: int, poison: bool = False, loops: bool = False) -> None:
         self.block_size = block_size
+        self._loops = loops
         self._poison = poison
         self.slots: list[int | None] = [None] * ((num_blocks + 1) * block_size)
         self.num_rows_computed = 0
@@ -66,6 +71,7 @@ class KvMemoryRunner:
         sampled: dict[str, int] = {}
         scores: dict[str, list[TokenLogprobs]] = {}
         failed: dict[str, str] = {}
+        further: dict[str, list[DrawnToken]] = {}
         for row, tokens in zip(output.scheduled, inputs, strict=True):
             context: list[int] = []
             for position in range(row.start + len(tokens)):
@@ -82,12 +88,24 @@ class KvMemoryRunner:
                     for index, target in enumerate(row.prompt_targets)
                 ]
             if row.sample:
-                sampled[row.request_id] = next_token(context, row.sampling.seed)
+                first, *others = self._draw(context, row)
+                sampled[row.request_id] = first
+                further[row.request_id] = [DrawnToken(token) for token in others]
             for fork in row.forks:
-                assert row.sample
-                sampled[fork.request_id] = next_token(context, fork.sampling.seed)
+                assert row.sample and not row.num_drafts
+                sampled[fork.request_id] = next_token(context, fork.sampling.seed, loops=self._loops)
         self._last_drawn = sampled | dict.fromkeys(failed, POISON_TOKEN_ID)
-        return StepResult(sampled, prompt_logprobs=scores, failed=failed)
+        return StepResult(sampled, prompt_logprobs=scores, failed=failed, further=further)
+
+    def _draw(self, context: Sequence[int], row: ScheduledRequest) -> list[int]:
+        """One token, and one more behind each guess that was right."""
+        known = len(context) - row.num_drafts
+        drawn: list[int] = []
+        for guess in (*context[known:], None):
+            drawn.append(next_token(context[: known + len(drawn)], row.sampling.seed, loops=self._loops))
+            if drawn[-1] != guess:
+                break
+        return drawn
 
     def _slot(self, block_ids: Sequence[int], position: int) -> int:
         block_id = block_ids[position // self.block_size]

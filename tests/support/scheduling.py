@@ -1,6 +1,7 @@
 """Builders for scheduler tests."""
 
 from pagefleet_server.core.limits import SchedulerLimits
+from pagefleet_server.core.prompt_lookup import SpeculationLimits
 from pagefleet_server.core.report import NewTokens
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.scheduler import Scheduler
@@ -16,6 +17,7 @@ def make_limits(
     max_num_seqs: int = 4,
     max_num_batched_tokens: int = 16,
     max_step_seconds: float | None = None,
+    speculation: SpeculationLimits | None = None,
 ) -> SchedulerLimits:
     return SchedulerLimits(
         num_blocks=num_blocks,
@@ -24,6 +26,7 @@ def make_limits(
         max_num_seqs=max_num_seqs,
         max_num_batched_tokens=max_num_batched_tokens,
         max_step_seconds=max_step_seconds,
+        speculation=speculation,
     )
 
 
@@ -40,9 +43,9 @@ def make_prompt(length: int, *, first: int = 1) -> list[int]:
 class Bench:
     """A scheduler with its memory-backed runner, one step per call, integrity checked around each."""
 
-    def __init__(self, limits: SchedulerLimits, *, prefix_caching: bool = True) -> None:
+    def __init__(self, limits: SchedulerLimits, *, prefix_caching: bool = True, loops: bool = False) -> None:
         self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
-        self.runner = KvMemoryRunner(num_blocks=limits.num_blocks, block_size=limits.block_size)
+        self.runner = KvMemoryRunner(num_blocks=limits.num_blocks, block_size=limits.block_size, loops=loops)
         self.now = 0.0
         self.tokens: dict[str, list[int]] = {}
         self.finish: dict[str, str] = {}

@@ -40,6 +40,9 @@ WANT_COUNTERS = {
     "vllm:num_preemptions": [],
     "vllm:prefix_cache_queries": [],
     "vllm:prefix_cache_hits": [],
+    "vllm:spec_decode_num_drafts": [],
+    "vllm:spec_decode_num_draft_tokens": [],
+    "vllm:spec_decode_num_accepted_tokens": [],
     "vllm:prompt_tokens": [],
     "vllm:generation_tokens": [],
     "vllm:prompt_tokens_cached": [],
@@ -86,7 +89,7 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 def gauges(**changes: int | float | None) -> Gauges:
-    idle = dict.fromkeys(Gauges.__struct_fields__, 0) | {"oldest_waiting_arrival": None}
+    idle = dict.fromkeys(Gauges.__struct_fields__, 0) | {"oldest_waiting_arrival": None, "num_accepted_by_place": []}
     return msgspec.convert({**idle, **changes}, Gauges)
 
 
@@ -150,6 +153,15 @@ def test_families_can_be_picked_by_family_or_sample_name() -> None:
     assert metrics.render(["nothing"]) == b""
 
 
+def test_guesses_are_counted_under_vllms_names() -> None:
+    metrics = Metrics("m", lambda: GaugeView(drafts=7, draft_tokens=20, accepted_by_place=(5, 3, 0)))
+    assert sample(metrics, "vllm:spec_decode_num_drafts_total") == 7
+    assert sample(metrics, "vllm:spec_decode_num_draft_tokens_total") == 20
+    assert sample(metrics, "vllm:spec_decode_num_accepted_tokens_total") == 8
+    name = "vllm:spec_decode_num_accepted_tokens_per_pos_total"
+    assert [sample(metrics, name, position=place) for place in "012"] == [5, 3, 0]
+
+
 def test_the_docs_list_exactly_the_families_that_there_are() -> None:
     text = Metrics("m", GaugeView).render().decode()
     there = set(re.findall(r"^# TYPE (\S+)", text, re.MULTILINE))
@@ -168,6 +180,7 @@ request_prefill_kv_computed_tokens request_params_n request_num_preemptions iter
 cache_config_info lora_requests_info mm_cache_queries_total mm_cache_hits_total kv_block_lifetime_seconds
 kv_block_idle_before_evict_seconds kv_block_reuse_gap_seconds num_requests_kv_fetch_by_stage
 spec_decode_num_drafts_total spec_decode_num_draft_tokens_total spec_decode_num_accepted_tokens_total
+spec_decode_num_accepted_tokens_per_pos_total
 """
 """Families of vLLM 0.33 (vllm/v1/metrics), without its prefix."""
 

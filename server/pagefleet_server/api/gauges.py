@@ -29,6 +29,9 @@ class GaugeView:
     preemptions: int = 0
     prefix_queries_tokens: int = 0
     prefix_hits_tokens: int = 0
+    drafts: int = 0
+    draft_tokens: int = 0
+    accepted_by_place: tuple[int, ...] = ()
     block_size: int = 0
     attention_backend: str = ""
     linear_backend: str = ""
@@ -49,6 +52,9 @@ class GaugeView:
             preemptions=gauges.num_preemptions,
             prefix_queries_tokens=gauges.prefix_queries_tokens,
             prefix_hits_tokens=gauges.prefix_hits_tokens,
+            drafts=gauges.num_drafts,
+            draft_tokens=gauges.num_draft_tokens,
+            accepted_by_place=tuple(gauges.num_accepted_by_place),
         )
 
     @property
@@ -137,8 +143,19 @@ class GaugeCollector(Collector):
             ("vllm:num_preemptions", "Requests pushed out of the batch to be recomputed.", view.preemptions),
             ("vllm:prefix_cache_queries", "Prompt tokens looked up in the prefix cache.", view.prefix_queries_tokens),
             ("vllm:prefix_cache_hits", "Prompt tokens found in the prefix cache.", view.prefix_hits_tokens),
+            ("vllm:spec_decode_num_drafts", "Times that a request got draft tokens in a step.", view.drafts),
+            ("vllm:spec_decode_num_draft_tokens", "Draft tokens that were checked.", view.draft_tokens),
+            ("vllm:spec_decode_num_accepted_tokens", "Draft tokens that were right.", sum(view.accepted_by_place)),
         ):
             counter = CounterMetricFamily(name, doc, labels=list(model))
             counter.add_metric(list(model.values()), value)
             yield counter
+        places = CounterMetricFamily(
+            "vllm:spec_decode_num_accepted_tokens_per_pos",
+            "Right draft tokens by their place in the draft; empty without speculation.",
+            labels=[*model, "position"],
+        )
+        for place, count in enumerate(view.accepted_by_place):
+            places.add_metric([*model.values(), str(place)], count)
+        yield places
         yield gauge("pagefleet_backend_info", "Kernels in use; empty until the engine is ready.", (backends | model, 1))

@@ -72,6 +72,8 @@ class Choice:
     stream: RequestStream
     output: OutputText
     num_cached_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
     logprobs: list[TokenLogprobs] = field(default_factory=list)
@@ -96,15 +98,23 @@ class Usage:
     prompt_tokens: int
     completion_tokens: int
     cached_tokens: int
+    draft_tokens: int = 0
+    """Guessed by the server (--speculative-tokens)."""
+    accepted_tokens: int = 0
+    """Of these, right ones."""
 
     def to_dict(self) -> dict[str, object]:
-        """OpenAI's shape."""
+        """OpenAI's shape; what became of guesses only where there were some."""
+        guesses = {
+            "accepted_prediction_tokens": self.accepted_tokens,
+            "rejected_prediction_tokens": self.draft_tokens - self.accepted_tokens,
+        }
         return {
             "prompt_tokens": self.prompt_tokens,
             "completion_tokens": self.completion_tokens,
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
-        }
+        } | ({"completion_tokens_details": guesses} if self.draft_tokens else {})
 
 
 def batched(plans: Sequence[ChoicePlan], size: int) -> Iterator[Sequence[ChoicePlan]]:
@@ -163,6 +173,8 @@ class Generation:
             prompt_tokens=sum(len(choice.plan.prompt_token_ids) for choice in prompts.values()),
             completion_tokens=sum(choice.output.num_tokens for choice in self.choices),
             cached_tokens=sum(choice.num_cached_tokens for choice in prompts.values()),
+            draft_tokens=sum(choice.num_draft_tokens for choice in self.choices),
+            accepted_tokens=sum(choice.num_accepted_tokens for choice in self.choices),
         )
 
     async def deltas(self) -> AsyncGenerator[tuple[Choice, Delta], None]:
@@ -219,6 +231,10 @@ class Generation:
                 if not output.token_ids and output.finish_reason is None:
                     continue
                 choice.num_cached_tokens = max(choice.num_cached_tokens, output.num_cached_tokens)
+                choice.num_draft_tokens, choice.num_accepted_tokens = (
+                    output.num_draft_tokens,
+                    output.num_accepted_tokens,
+                )
                 delta = choice.output.feed(output.token_ids, output.finish_reason, output.logprobs or ())
                 choice.text.append(delta.text)
                 choice.token_ids.extend(delta.token_ids)

@@ -112,6 +112,9 @@ class RequestTrace:
                 "gen_ai.response.finish_reason": reason,
                 "pagefleet.num_preemptions": timing.num_preemptions,
             }
+            if timing.num_draft_tokens:
+                generated["pagefleet.num_draft_tokens"] = timing.num_draft_tokens
+                generated["pagefleet.num_accepted_tokens"] = timing.num_accepted_tokens
             phases.append(("decode", timing.first_token, timing.last_token, generated))
         for name, begun, ended, attributes in phases:
             self._tracing.add(self._span, name, begun, now if ended is None else ended, attributes)

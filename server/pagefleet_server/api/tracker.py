@@ -36,6 +36,8 @@ class Timing:
     first_token: float | None = None
     last_token: float | None = None
     num_tokens: int = 0
+    num_draft_tokens: int = 0
+    num_accepted_tokens: int = 0
 
 
 OnEnd = Callable[[Timing, str], None]
@@ -176,6 +178,8 @@ class Tracker:
             self._begin(timing, output.first_scheduled_time)
         timing.num_cached = max(timing.num_cached, output.num_cached_tokens)
         timing.num_preemptions = max(timing.num_preemptions, output.num_preemptions)
+        timing.num_draft_tokens = max(timing.num_draft_tokens, output.num_draft_tokens)
+        timing.num_accepted_tokens = max(timing.num_accepted_tokens, output.num_accepted_tokens)
         if output.token_ids:
             metrics.generation_tokens.inc(len(output.token_ids))
             timing.num_tokens += len(output.token_ids)

@@ -133,6 +133,15 @@ class BlockTables:
         self._promised -= from_promise
         return copy
 
+    def trim(self, request: Request) -> None:
+        """Give back the blocks behind the computed tokens: they were written for guesses that were wrong. No step in
+        flight may have a row of the request; such a block was never shared nor findable."""
+        kept = self.blocks_for(request.num_computed)
+        surplus = request.block_ids[kept:]
+        if surplus:
+            del request.block_ids[kept:]
+            self.pool.release(surplus)
+
     def fork(self, leader: Request, sibling: Request) -> None:
         """The sibling holds all blocks of the leader, too."""
         self.pool.share(leader.block_ids)

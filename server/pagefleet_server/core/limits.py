@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from pagefleet_server.core.prompt_lookup import SpeculationLimits
 from pagefleet_server.core.sampling_params import SamplingParams
 
 
@@ -23,6 +24,8 @@ class SchedulerLimits:
     max_step_seconds: float | None = None
     """Prompt chunks are cut so that a step with decodes in it takes no longer by prediction (but at least as long as
     its decodes take twice, or prompts would never get in). None: only max_num_batched_tokens cuts them."""
+    speculation: SpeculationLimits | None = None
+    """Guess tokens and check them in one step. None: one token a step."""
     max_num_waiting: int = 16384
     """Requests in the queue, a bound of last resort: the API refuses long before."""
 

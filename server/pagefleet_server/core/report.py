@@ -27,6 +27,10 @@ class NewTokens:
     """Part of the prompt's pooled hidden state (StepResult.pooled): parts add up."""
     error: str | None = None
     """Why it ended with FinishReason.ERROR."""
+    num_draft_tokens: int = 0
+    """Guesses of its tokens so far."""
+    num_accepted_tokens: int = 0
+    """Of these, right ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,19 +54,29 @@ class SchedulerCounts:
     """Tokens of requests at their first admission."""
     prefix_hits_tokens: int
     """Of these, tokens whose KV was in the cache."""
+    num_drafts: int = 0
+    """Times that a request got guesses in a step."""
+    num_draft_tokens: int = 0
+    """Guesses in all."""
+    num_accepted_by_place: tuple[int, ...] = ()
+    """How often the first, second ... guess was right; empty without speculation."""
 
 
-def token_news(request: Request, token_id: int, result: StepResult, *, is_first: bool) -> NewTokens:
-    """One drawn token, after the request has taken it in."""
+def token_news(request: Request, token_ids: list[int], result: StepResult, *, is_first: bool) -> NewTokens:
+    """The tokens that a step drew, after the request has taken them in."""
     logprobs = result.logprobs.get(request.request_id)
+    further = (drawn.logprobs for drawn in result.further.get(request.request_id, ()))
+    drafter = request.drafter
     return NewTokens(
         request_id=request.request_id,
-        token_ids=[] if request.sampling.pooling else [token_id],
+        token_ids=[] if request.sampling.pooling else token_ids,
         finish_reason=request.finish_reason,
         first_scheduled_time=request.first_scheduled_time if is_first else None,
         num_cached_tokens=request.num_cached_tokens,
         num_preemptions=request.num_preemptions,
-        logprobs=None if logprobs is None else [logprobs],
+        logprobs=None if logprobs is None else [logprobs, *(known for known in further if known is not None)],
+        num_draft_tokens=0 if drafter is None else drafter.num_drafted,
+        num_accepted_tokens=0 if drafter is None else drafter.num_accepted,
     )
 
 

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from enum import Enum
 
 from pagefleet_server.core.prefix_hash import BlockHash, chain_root
+from pagefleet_server.core.prompt_lookup import Drafter
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import TokenHistory
 
@@ -39,19 +41,22 @@ class Request:
     """State changes only through the named transitions; block_ids and the promise belong to the BlockTables.
 
     Tokens by position: [0, num_computed) have their KV in the cache or in a step in flight,
-    [num_computed, num_tokens) are known, [num_tokens, num_tokens + num_pending) are being drawn.
+    [num_computed, num_tokens) are known, [num_tokens, num_tokens + num_pending) are being drawn. A step in flight may
+    compute num_drafted guesses from num_computed on; they count for nothing until its draws say that they are right.
     """
 
     __slots__ = (
         "arrival_time",
         "block_hashes",
         "block_ids",
+        "drafter",
         "finish_reason",
         "first_scheduled_time",
         "is_muted",
         "last_step_id",
         "num_cached_tokens",
         "num_computed",
+        "num_drafted",
         "num_pending",
         "num_pooled",
         "num_preemptions",
@@ -123,6 +128,10 @@ class Request:
         """Of the first full blocks of token_ids, as far as someone asked."""
         self.num_registered = 0
         """Leading blocks of block_ids that the prefix cache has been told of."""
+        self.num_drafted = 0
+        """Guessed tokens behind the known ones that a step in flight computes and checks."""
+        self.drafter: Drafter | None = None
+        """Who guesses them; made at the first guess."""
         self.num_scored = 0
         """Prompt tokens after the first whose log-probabilities have been scheduled."""
         self.num_pooled = 0
@@ -142,6 +151,11 @@ class Request:
     def num_remaining(self) -> int:
         """Tokens to compute before the next draw, a pending one included; 1 is a decode."""
         return len(self.token_ids) + self.num_pending - self.num_computed
+
+    @property
+    def can_decode(self) -> bool:
+        """Its next step has one known row and draws."""
+        return self.num_remaining == 1 and not self.num_drafted and not self.is_complete_after_pending
 
     @property
     def num_to_score(self) -> int:
@@ -223,13 +237,18 @@ class Request:
         self.last_step_id = step_id
         return draws
 
-    def receive(self, token_id: int) -> None:
-        """A pending draw has become known."""
+    def receive(self, token_ids: Sequence[int]) -> None:
+        """A pending draw has become known, and with it the draws behind guesses that were right."""
         self._leave(RequestState.RUNNING, RequestState.PREEMPTED)
         if self.num_pending < 1:
             raise RequestStateError(f"request {self.request_id} got a token that no step was drawing")
+        if not 1 <= len(token_ids) <= 1 + self.num_drafted:
+            raise RequestStateError(f"request {self.request_id}: {len(token_ids)} tokens for {self.num_drafted} drafts")
         self.num_pending -= 1
-        self.token_ids.append(token_id)
+        self.num_drafted = 0
+        self.token_ids += token_ids
+        if self.state is RequestState.RUNNING:
+            self.num_computed += len(token_ids) - 1
 
     def preempt(self, now: float) -> None:
         """Running -> preempted: what was computed is lost, what was generated is kept."""

@@ -74,12 +74,17 @@ class Roster:
             insort(self.running, sibling, key=by_rank)
         return siblings
 
-    def receive(self, request: Request, token_id: int) -> None:
-        """A drawn token has become known; it ends the request or not."""
-        request.receive(token_id)
-        if request.state is RequestState.PREEMPTED:  # drawn before it had to go: kept, and one more to recompute
+    def receive(self, request: Request, token_ids: Sequence[int]) -> None:
+        """Drawn tokens have become known; the last one ends the request or not. Blocks of wrong guesses are free again,
+        and the prefix cache hears of those that right ones filled."""
+        was_drafted = request.num_drafted > 0
+        request.receive(token_ids)
+        if request.state is RequestState.PREEMPTED:  # drawn before it had to go: kept, and more to recompute
             self.tables.unqueue(request)
             self.tables.queue(request)
+        elif was_drafted:
+            self.tables.trim(request)
+            self.tables.register(request)
         reason = request.stop_reason()
         if reason is not None:
             self.end(request, reason)

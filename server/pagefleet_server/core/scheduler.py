@@ -22,6 +22,7 @@ from pagefleet_server.core.report import NewTokens, SchedulerCounts, failure_new
 from pagefleet_server.core.request import FinishReason, Request, RequestState
 from pagefleet_server.core.roster import Roster
 from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.speculation import Speculation
 from pagefleet_server.core.step import SchedulerOutput, StepResult
 from pagefleet_server.core.step_plan import StepPlan
 from pagefleet_server.core.step_time import StepWork
@@ -66,6 +67,7 @@ class Scheduler:
         self._running = self._roster.running
         self._in_flight: deque[_StepInFlight] = deque()
         self._chunks = ChunkPolicy(limits.max_step_seconds)
+        self._speculation = Speculation(limits.speculation, self._tables)
         self._last_step_id = 0
         self._num_added = 0
 
@@ -157,9 +159,7 @@ class Scheduler:
             raise SchedulerError(f"{len(self._in_flight)} steps are in flight; update() is owed")
         plan = StepPlan(self._last_step_id + 1, self.limits.max_num_batched_tokens, MAX_SCORED_TOKENS)
         self._yield_to_priority(now)
-        for request in [r for r in self._running if r.num_remaining == 1 and not r.is_complete_after_pending]:
-            if request.state is RequestState.RUNNING and self._make_room(request, now):
-                self._advance(request, 1, plan)
+        self._plan_decodes(now, plan)
         for request in list(self._running):
             if request.num_remaining > 1 and (count := self._chunks.size(request, plan)) > 0:
                 self._advance(request, count, plan)
@@ -201,8 +201,11 @@ class Scheduler:
             if token_id is None:
                 raise SchedulerError(f"step {step.step_id} drew no token for request {request.request_id}")
             is_first = request.num_generated == 0
-            self._roster.receive(request, token_id)
-            news.append(token_news(request, token_id, result, is_first=is_first))
+            further = [drawn.token_id for drawn in result.further.get(request.request_id, ())]
+            self._speculation.observe(request, request.num_drafted, len(further))
+            self._waiting.charge(request.tenant, len(further))
+            self._roster.receive(request, [token_id, *further])
+            news.append(token_news(request, [token_id, *further], result, is_first=is_first))
         return [*self._scores(step, result), *news]
 
     def counts(self) -> SchedulerCounts:
@@ -222,6 +225,9 @@ class Scheduler:
             num_preemptions=self._roster.num_preemptions,
             prefix_queries_tokens=self._roster.prefix_queries_tokens,
             prefix_hits_tokens=self._roster.prefix_hits_tokens,
+            num_drafts=self._speculation.totals.num_drafts,
+            num_draft_tokens=self._speculation.totals.num_draft_tokens,
+            num_accepted_by_place=tuple(self._speculation.totals.accepted_by_place),
         )
 
     def reset_prefix_cache(self) -> None:
@@ -231,6 +237,19 @@ class Scheduler:
     def check_integrity(self) -> None:
         """Raise AuditError or PoolError unless every conservation law holds. O(blocks + requests)."""
         self._roster.check_integrity(max_seats=self.limits.max_num_seqs)
+
+    def _plan_decodes(self, now: float, plan: StepPlan) -> None:
+        """One row for each request that decodes, and rows for guesses where there is room beyond that."""
+        decodes = [request for request in self._running if request.can_decode]
+        guesses = self._speculation.applies(
+            decodes, num_running=self._roster.num_seats_taken, num_waiting=len(self._waiting)
+        )
+        for index, request in enumerate(decodes):
+            if request.state is not RequestState.RUNNING or not self._make_room(request, now):
+                continue
+            num_unplanned = len(decodes) - index
+            drafts = self._speculation.draft(request, plan, num_unplanned=num_unplanned) if guesses else ()
+            self._advance(request, 1, plan, drafts)
 
     def _yield_to_priority(self, now: float) -> None:
         """Preempt less important running requests when that lets the first waiting one in."""
@@ -281,15 +300,16 @@ class Scheduler:
         self._roster.admit(request, now)
         return request
 
-    def _advance(self, request: Request, count: int, plan: StepPlan) -> None:
+    def _advance(self, request: Request, count: int, plan: StepPlan, drafts: tuple[int, ...] = ()) -> None:
         start = request.num_computed
-        token_ids = request.inputs(count)
+        token_ids = (*request.inputs(count), *drafts)
         scored_from, prompt_targets = request.score(count) if request.num_to_score else (0, ())
         pooled_rows = request.pool(count)
-        copy = self._tables.write(request, start + count, step_id=plan.step_id)
+        copy = self._tables.write(request, start + len(token_ids), step_id=plan.step_id)
         if copy is not None:
             plan.copies.append(copy)
         draws = request.advance(count, step_id=plan.step_id)
+        request.num_drafted = len(drafts)
         self._tables.register(request)
         self._waiting.charge(request.tenant, count)
         plan.add(
@@ -298,6 +318,7 @@ class Scheduler:
             start=start,
             draws=draws,
             forks=self._roster.fork(request) if draws else [],
+            num_drafts=len(drafts),
             scored_from=scored_from,
             prompt_targets=prompt_targets,
             pooled_rows=pooled_rows,

@@ -1,7 +1,7 @@
 """What one engine step computes: the value objects between scheduler and runner."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import MappingProxyType
 
 from pagefleet_server.core.sampling_params import SamplingParams
@@ -56,6 +56,18 @@ class ScheduledRequest:
     """Indices into token_ids whose hidden states are summed into StepResult.pooled; empty: none."""
     forks: tuple[Fork, ...] = ()
     """Only when `sample` is set: the result holds one token for each of these, too."""
+    num_drafts: int = 0
+    """The last so many of token_ids are guesses, and `sample` is set: a token is drawn behind the last one that is
+    known, and behind each guess as long as the draw before it gave just that guess (StepResult.further)."""
+
+    def after_drafts(self, count: int) -> "ScheduledRequest":
+        """The request as it would stand had `count` of its guesses been known: it draws behind the last of them."""
+        end = len(self.token_ids) - self.num_drafts + count
+        history = self.history
+        if history is not None and count:
+            drafts = self.token_ids[end - count : end]
+            history = TokenHistory([*history.token_ids, *drafts], history.num_prompt)
+        return replace(self, token_ids=self.token_ids[:end], history=history, num_drafts=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +99,15 @@ class TokenLogprobs:
 
 
 @dataclass(frozen=True, slots=True)
+class DrawnToken:
+    """A token that was drawn behind a guess that was right."""
+
+    token_id: int
+    logprobs: TokenLogprobs | None = None
+    """When the request asked."""
+
+
+@dataclass(frozen=True, slots=True)
 class StepResult:
     """What the runner gives back: one token for each request with `sample` set, and for each of its forks."""
 
@@ -94,6 +115,8 @@ class StepResult:
     """request_id -> token id."""
     logprobs: Mapping[str, TokenLogprobs] = field(default_factory=lambda: MappingProxyType({}))
     """request_id -> of its token, for requests that asked (SamplingParams.logprobs)."""
+    further: Mapping[str, Sequence[DrawnToken]] = field(default_factory=lambda: MappingProxyType({}))
+    """request_id -> the tokens that follow the one in `sampled`, for requests with a right guess: one for each."""
     prompt_logprobs: Mapping[str, Sequence[TokenLogprobs]] = field(default_factory=lambda: MappingProxyType({}))
     """request_id -> of its prompt_targets, for rows that have some."""
     pooled: Mapping[str, bytes] = field(default_factory=lambda: MappingProxyType({}))

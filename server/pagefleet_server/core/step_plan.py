@@ -15,7 +15,8 @@ class StepPlan:
     budget: int
     """Tokens that may still be added."""
     score_budget: int
-    """Prompt tokens that may still be scored: each needs a row of logits over the vocabulary."""
+    """Rows of logits over the vocabulary that the step may have beyond one for each sequence: prompt tokens to score,
+    guesses to check."""
     decodes: list[ScheduledRequest] = field(default_factory=list)
     chunks: list[ScheduledRequest] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
@@ -46,11 +47,14 @@ class StepPlan:
         start: int,
         draws: bool,
         forks: list[Request],
+        num_drafts: int = 0,
         scored_from: int = 0,
         prompt_targets: tuple[int, ...] = (),
         pooled_rows: range = range(0),
     ) -> None:
-        """A row for the request, whose block table covers it; `forks` draw from the same logits."""
+        """A row for the request, whose block table covers it; `forks` draw from the same logits. The last num_drafts of
+        token_ids are guesses; each needs a row of logits, as a scored token does."""
+        self.score_budget -= num_drafts
         if prompt_targets or pooled_rows:
             self.scoring.append(request)
             self.score_budget -= len(prompt_targets)
@@ -69,6 +73,7 @@ class StepPlan:
             scored_from=scored_from,
             pooled_rows=pooled_rows,
             forks=tuple(Fork(fork.request_id, fork.sampling, fork.history()) for fork in forks),
+            num_drafts=num_drafts,
         )
         count = len(token_ids)
         (self.decodes if draws and count == 1 else self.chunks).append(row)

@@ -132,6 +132,8 @@ def output_of(new: NewTokens) -> RequestOutput:
         logprobs=new.logprobs,
         prompt_logprobs=new.prompt_logprobs,
         pooled=[] if new.pooled is None else [new.pooled],
+        num_draft_tokens=new.num_draft_tokens,
+        num_accepted_tokens=new.num_accepted_tokens,
     )
 
 
@@ -150,4 +152,7 @@ def gauges_of(counts: SchedulerCounts) -> Gauges:
         num_preemptions=counts.num_preemptions,
         prefix_queries_tokens=counts.prefix_queries_tokens,
         prefix_hits_tokens=counts.prefix_hits_tokens,
+        num_drafts=counts.num_drafts,
+        num_draft_tokens=counts.num_draft_tokens,
+        num_accepted_by_place=list(counts.num_accepted_by_place),
     )

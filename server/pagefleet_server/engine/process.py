@@ -13,6 +13,7 @@ from typing import NoReturn
 import msgspec
 
 from pagefleet_server.core.limits import SchedulerLimits
+from pagefleet_server.core.prompt_lookup import SpeculationLimits
 from pagefleet_server.core.scheduler import Scheduler
 from pagefleet_server.engine.channel import Channel, ChannelClosedError
 from pagefleet_server.engine.exit_code import ExitCode
@@ -21,7 +22,7 @@ from pagefleet_server.engine.parent import ParentGoneError, die_with_parent, lea
 from pagefleet_server.engine.runner_protocol import BuildRunner, Runner
 from pagefleet_server.engine.stall_guard import FaulthandlerGuard
 from pagefleet_server.model_errors import ModelError
-from pagefleet_server.settings import EngineSettings
+from pagefleet_server.settings import EngineSettings, SchedulerSettings
 from pagefleet_server.wire import Failed, Ready, Starting, StepDone
 
 LINGER_SECONDS = 2.0
@@ -109,6 +110,7 @@ def _build_loop(channel: Channel, settings: EngineSettings, runner: Runner) -> E
         max_num_seqs=settings.scheduler.max_num_seqs,
         max_num_batched_tokens=settings.scheduler.max_num_batched_tokens,
         max_step_seconds=settings.scheduler.max_step_ms / 1000 or None,
+        speculation=speculation_limits(settings.scheduler),
     )
     return EngineLoop(
         channel=channel,
@@ -116,6 +118,18 @@ def _build_loop(channel: Channel, settings: EngineSettings, runner: Runner) -> E
         runner=runner,
         clock=time.monotonic,
         stall_guard=FaulthandlerGuard(settings.process.stall_dump_seconds, time.monotonic),
+    )
+
+
+def speculation_limits(settings: SchedulerSettings) -> SpeculationLimits | None:
+    """None: off."""
+    if not settings.speculative_tokens:
+        return None
+    return SpeculationLimits(
+        num_tokens=settings.speculative_tokens,
+        min_ngram=settings.speculative_min_ngram,
+        max_ngram=settings.speculative_max_ngram,
+        max_num_seqs=settings.speculative_max_num_seqs,
     )
 
 

@@ -21,9 +21,10 @@ class FlatBatch:
     logit_rows: torch.Tensor
     """int64 [N]: rows whose logits are wanted, each once."""
     sampled: tuple[ScheduledRequest, ...]
-    """The requests that draw a token; the forks of a request stand behind it, as requests of their own."""
+    """The requests that draw a token; the forks of a request stand behind it, as requests of their own. Each takes
+    1 + num_drafts draws."""
     draws_from: torch.Tensor | None
-    """int64 [len(sampled)]: index into the wanted logits of each draw; None when it is 0, 1, 2 ... to the last."""
+    """int64 [draws]: index into the wanted logits of each draw; None when it is 0, 1, 2 ... to the last."""
     scores: tuple["ScoredPrompt", ...]
     """Requests whose prompt tokens are scored."""
 
@@ -90,14 +91,14 @@ class _WantedLogits:
     @property
     def is_plain(self) -> bool:
         """One draw for each row, in order."""
-        return len(self.rows) == len(self.sampled) and not self.scores
+        return len(self.rows) == len(self.draws_from) and not self.scores
 
 
 def _wanted_logits(
     scheduled: tuple[ScheduledRequest, ...], query_starts: np.ndarray[tuple[int, ...], np.dtype[np.int64]]
 ) -> _WantedLogits:
     """Rows whose logits are wanted and by whom: prompt tokens to score, then the request's draw and those of its forks,
-    which draw as requests of their own from the same row."""
+    which draw as requests of their own from the same row; or the request's draw and those behind its guesses."""
     wanted = _WantedLogits([], [], [], [])
     for index, request in enumerate(scheduled):
         if request.prompt_targets:
@@ -109,8 +110,10 @@ def _wanted_logits(
                 replace(request, request_id=fork.request_id, sampling=fork.sampling, history=fork.history, forks=())
                 for fork in request.forks
             )
-            draws = [request, *forks]
-            wanted.draws_from.extend([len(wanted.rows)] * len(draws))
-            wanted.sampled.extend(draws)
-            wanted.rows.append(int(query_starts[index + 1]) - 1)
+            first, end = len(wanted.rows), int(query_starts[index + 1])
+            wanted.sampled.append(request)
+            wanted.sampled.extend(forks)
+            wanted.draws_from.extend(range(first, first + 1 + request.num_drafts))
+            wanted.draws_from.extend([first] * len(request.forks))
+            wanted.rows.extend(range(end - 1 - request.num_drafts, end))
     return wanted

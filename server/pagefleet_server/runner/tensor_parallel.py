@@ -107,7 +107,7 @@ class RankGroup:
     def send(self, step: SchedulerOutput, *, fresh: bool = False) -> None:
         """Rank 0: the step without what only sampling needs."""
         scheduled = tuple(
-            replace(request, sample=False, sampling=_GREEDY, history=None, prompt_targets=(), forks=())
+            replace(request, sample=False, sampling=_GREEDY, history=None, prompt_targets=(), forks=(), num_drafts=0)
             for request in step.scheduled
         )
         dist.broadcast_object_list([Order(replace(step, scheduled=scheduled), fresh)], src=0)
