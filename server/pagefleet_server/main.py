@@ -6,13 +6,18 @@ import logging
 import os
 import resource
 import sys
+from collections.abc import Coroutine
 from typing import NoReturn
 
 import uvloop
 
-from pagefleet_server.api.server import ExitCode, Server
+from pagefleet_server.api.exit_code import ExitCode
 from pagefleet_server.cli import BadSettingError, parse_settings
+from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.log import configure_logging
+from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.hub import hub_model
+from pagefleet_server.settings import ServerSettings
 
 
 def main() -> None:
@@ -23,7 +28,28 @@ def main() -> None:
         sys.stderr.write(f"pagefleet-server: {error}\n")
         sys.exit(ExitCode.USAGE)
     configure_logging()
-    serve(Server(settings))
+    run_to_end(serve(settings))
+
+
+async def serve(settings: ServerSettings) -> ExitCode:
+    """Serve, with the engine as the first thing that starts: it takes longest, and this process has much to import
+    meanwhile. The engine of a model that a hub has yet to send waits for it."""
+    client = EngineClient(settings.engine)
+    try:
+        if _is_here(settings.engine.model.model):
+            await client.start()
+        from pagefleet_server.api.server import Server
+
+        return await Server(settings, make_client=lambda _: client).run()
+    finally:
+        await client.stop(timeout_seconds=0)
+
+
+def _is_here(model: str) -> bool:
+    try:
+        return hub_model(model) is None
+    except ModelError:
+        return False  # told later, by who would download it
 
 
 def allow_open_files() -> None:
@@ -34,14 +60,14 @@ def allow_open_files() -> None:
             resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
-def serve(server: Server) -> NoReturn:
+def run_to_end(serving: Coroutine[None, None, ExitCode]) -> NoReturn:
     """Run it and end the process with its exit code.
 
     At once: closing the loop would give SIGTERM its default action back, and a second one that comes while the
     interpreter winds down would turn a clean drain into a death by signal.
     """
     allow_open_files()
-    code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(server.run())
+    code = asyncio.Runner(loop_factory=uvloop.new_event_loop).run(serving)
     logging.shutdown()
     sys.stdout.flush()
     sys.stderr.flush()

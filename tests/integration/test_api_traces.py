@@ -72,7 +72,8 @@ async def test_a_traced_request_arrives_at_the_collector(tmp_path: Path, collect
 
 
 async def test_without_the_flag_the_library_is_not_loaded() -> None:
-    code = "import sys, pagefleet_server.main; print([m for m in sys.modules if m.startswith('opentelemetry')])"
+    imports = "import sys, pagefleet_server.main, pagefleet_server.api.server"
+    code = f"{imports}; print([m for m in sys.modules if m.startswith('opentelemetry')])"
     process = await asyncio.create_subprocess_exec(sys.executable, "-c", code, stdout=asyncio.subprocess.PIPE)
     output, _ = await process.communicate()
     assert output.decode().strip() == "[]"

@@ -41,6 +41,18 @@ def on_backend(runner: Runner, name: str) -> Runner:
     return dataclasses.replace(runner, backend=backend, caches=caches)
 
 
+def test_a_shallow_decoder_has_one_layer_of_each_kind(tmp_path: Path) -> None:
+    """The largest step is measured on it: every kind must take part, and none twice."""
+    pattern = ["sliding_attention", "sliding_attention", "full_attention", "sliding_attention", "full_attention"]
+    changes = {"num_hidden_layers": len(pattern), "layer_types": pattern}
+    model = runner_for(write_tiny(tmp_path, "gemma3_text", **changes)).model
+    assert isinstance(model, FusedDecoder)
+    kept = model.shallow()
+    assert [layer.sliding_window is None for layer in kept.layers] == [False, True]
+    assert kept.weights.layers == (model.weights.layers[0], model.weights.layers[2])
+    assert len(model.layers) == len(pattern)
+
+
 def prompts(runner: Runner, lengths: tuple[int, ...] = LENGTHS) -> list[list[int]]:
     rng = random.Random(5)
     return [[rng.randrange(3, runner.vocab_size) for _ in range(length)] for length in lengths]

@@ -28,7 +28,7 @@ from pagefleet_server.api.server import Server
 from pagefleet_server.cli import parse_settings
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.log import configure_logging
-from pagefleet_server.main import serve
+from pagefleet_server.main import run_to_end
 from pagefleet_server.settings import EngineSettings
 from support.kv_memory_runner import VOCAB_SIZE
 from support.memory_engine import ENGINE_COMMAND
@@ -69,7 +69,7 @@ def main() -> None:
         command = NEVER_READY if fault == "never-ready" else ENGINE_COMMAND
         return EngineClient(dataclasses.replace(settings, model=model), command=command)
 
-    serve(Server(parse_settings(argv, os.environ), make_client=make_client))
+    run_to_end(Server(parse_settings(argv, os.environ), make_client=make_client).run())
 
 
 class RunningServer:

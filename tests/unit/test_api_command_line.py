@@ -130,6 +130,7 @@ def test_the_command_exits_with_2_and_the_reason() -> None:
 
 def test_the_api_process_loads_neither_torch_nor_transformers() -> None:
     """It starts in a second and stays small; only the engine process needs them."""
-    code = "import sys, pagefleet_server.main; print([m for m in ('torch', 'transformers') if m in sys.modules])"
+    imports = "import sys, pagefleet_server.main, pagefleet_server.api.server"
+    code = f"{imports}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == "[]"

@@ -86,6 +86,9 @@ def test_a_grammar_that_explodes_ends_the_output_and_nothing_else(grammars: Gram
     assert time.monotonic() - begun < 5
 
 
-def test_the_tokenizer_is_made_in_the_background() -> None:
-    grammars = load_in_background(smollm2_gguf(), vocab_size=VOCAB_SIZE, eos_token_ids=(END,))
+@pytest.mark.parametrize("delay_seconds", [0.0, 3600.0])
+def test_the_tokenizer_is_made_in_the_background_or_when_it_is_needed(delay_seconds: float) -> None:
+    grammars = load_in_background(
+        smollm2_gguf(), vocab_size=VOCAB_SIZE, eos_token_ids=(END,), delay_seconds=delay_seconds
+    )
     assert allowed_texts(grammars, make_request(YES_OR_NO, "n")) == {"o"}

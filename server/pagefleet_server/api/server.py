@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from enum import IntEnum
 from importlib.metadata import version
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from aiohttp.web_protocol import RequestPayloadError
 from pagefleet_server.api.api_keys import ApiKeys, KeyFileError
 from pagefleet_server.api.app import make_app
 from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.exit_code import ExitCode
 from pagefleet_server.api.generation_defaults import load_generation_defaults
 from pagefleet_server.api.service import DrainExpiredError, Loaded, Service
 from pagefleet_server.api.text_model import TextModel, load_text_model
@@ -42,23 +42,9 @@ STOP_SECONDS = 2.0
 """For the engine to end by itself; then it is killed."""
 
 
-class ExitCode(IntEnum):
-    """Of the server process."""
-
-    OK = 0
-    """Drained."""
-    FAILED = 1
-    """The engine died, or the address cannot be listened on; the log says why."""
-    USAGE = 2
-    """A flag or variable has a wrong value."""
-    BAD_MODEL = 3
-    """The model is not there or cannot be served; starting again will not help."""
-    INTERRUPTED = 130
-    """SIGINT."""
-
-
 class Server:
-    """One server process. run() must be called in the main thread's event loop."""
+    """One server process. run() must be called in the main thread's event loop. `make_client` may give a client that
+    was started before."""
 
     def __init__(
         self,
@@ -158,6 +144,8 @@ class Server:
         loop = asyncio.get_running_loop()
         try:
             fetched = await self._fetch(service)
+            if service.client.process_id is None:
+                await service.client.start(model_path=None if fetched is None else str(fetched))
             model = fetched or Path(self._settings.engine.model.model)
             text: TextModel = await loop.run_in_executor(pool, self._load_text, model, pool)
             defaults = load_generation_defaults(model) if self._settings.engine.model.generation_config else {}
@@ -167,7 +155,6 @@ class Server:
         except DownloadError as error:
             LOGGER.error("the model cannot be downloaded: %s", error)
             return ExitCode.FAILED
-        await service.client.start(model_path=None if fetched is None else str(fetched))
         try:
             ready = await service.client.wait_ready()
         except EngineDeadError:

@@ -72,6 +72,10 @@ class Executor(Protocol):
     def num_weight_bytes(self) -> int:
         """Bytes of everything that was loaded."""
 
+    def shallow(self) -> "Executor":
+        """One whose steps take as much memory beside the KV as this one's, and less time where layers can be left
+        out."""
+
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, context: StepContext, logit_rows: torch.Tensor
     ) -> torch.Tensor:

@@ -42,6 +42,10 @@ class PagedModel:
         packed = sum(child.num_bytes for child in self.module.modules() if isinstance(child, PackedLinear))
         return packed + sum({tensor.data_ptr(): tensor.nbytes for tensor in tensors}.values())
 
+    def shallow(self) -> "PagedModel":
+        """All layers: what a foreign layer keeps for the next one is not known."""
+        return self
+
     def hidden(self, token_ids: torch.Tensor, positions: torch.Tensor, context: AttentionContext) -> torch.Tensor:
         """token_ids and positions int64 [T] -> the last layer's states, normed, [T, H] in the model's dtype; only for a
         model with `pooling`."""

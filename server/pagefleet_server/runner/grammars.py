@@ -4,10 +4,11 @@ A matcher's state follows from the output so far, so it is only a cache: one tha
 preempted, is rebuilt from the history.
 """
 
+import contextlib
 import logging
+import threading
 from collections import OrderedDict
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +17,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from pagefleet_server.core.step import ScheduledRequest
+from pagefleet_server.model_errors import ModelError
 from pagefleet_server.tokenizer import load_tokenizer
 
 _logger = logging.getLogger(__name__)
@@ -79,14 +81,30 @@ class Grammars:
         return mask
 
 
-def load_in_background(path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> Grammars:
-    """Grammars whose tokenizer (about half a second) is made in a thread from now on, while nobody waits for it.
+def load_in_background(
+    path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...], delay_seconds: float
+) -> Grammars:
+    """Grammars whose tokenizer is made in a thread after a while, or for the first grammar if that comes before. Making
+    it (half a second) holds the interpreter: not while a start is under way, nor in its first answer.
 
     A model without a tokenizer fails at the first grammar, with ModelError: its API process would not have started."""
-    pool = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
-    made: Future[LLTokenizer] = pool.submit(make_tokenizer, path, vocab_size, eos_token_ids)
-    pool.shutdown(wait=False)
-    return Grammars(made.result, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    lock = threading.Lock()
+    made: list[LLTokenizer] = []
+
+    def load() -> LLTokenizer:
+        with lock:
+            if not made:
+                made.append(make_tokenizer(path, vocab_size, eos_token_ids))
+            return made[0]
+
+    def load_ahead() -> None:
+        with contextlib.suppress(ModelError):  # told to whoever needs it
+            load()
+
+    timer = threading.Timer(delay_seconds, load_ahead)
+    timer.daemon = True
+    timer.start()
+    return Grammars(load, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
 
 
 def make_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:

@@ -35,6 +35,8 @@ _logger = logging.getLogger(__name__)
 
 RANK_LOST = 5
 """Exit code when another rank ended: as for a step that failed, see docs/engine.md."""
+GRAMMARS_AFTER_SECONDS = 5.0
+"""The tokenizer of grammars is made so long after the KV cache, when the start is over."""
 Progress = Callable[[str, str], None]
 """(phase, message); phases: load_weights, allocate_kv, warm_up."""
 
@@ -140,7 +142,7 @@ class Runner:
     def check(self) -> None:
         """Ask for one token, in blocks of its own, after a step in which nobody got any. Raises StepError when there is
         none: then it was not the requests."""
-        step = one_row(start=0, count=1, block_size=self.block_size)
+        step = one_row(position=0, block_size=self.block_size)
         if self._with_fresh_caches().execute(step).failed:
             raise StepError(
                 f"the model gives no numbers any more ({self.model.dtype}), not even for the prompt that it answered at"
@@ -230,14 +232,24 @@ def _build(
         _max_model_len(settings, model, plan),
         seconds,
         grammars=load_in_background(
-            Path(settings.model.model), vocab_size=model.vocab_size, eos_token_ids=model.eos_token_ids
+            Path(settings.model.model),
+            vocab_size=model.vocab_size,
+            eos_token_ids=model.eos_token_ids,
+            delay_seconds=GRAMMARS_AFTER_SECONDS,
         ),
         linear_backend=backend.name if packed else "torch",
         group=group,
     )
     if group is not None and group.rank > 0:
         return runner
-    runner.execute(one_row(start=runner.max_model_len - 1, count=1, block_size=runner.block_size))
+    warm_up = one_row(position=runner.max_model_len - 1, block_size=runner.block_size)
+    for reason in runner.execute(warm_up).failed.values():
+        raise ModelError(
+            f"{reason}, at the first prompt, in {_name(model.dtype)}; check the weights or try another --dtype"
+        )
+    if graphing is not None:
+        captured = graphing.capture(caches, plan, max_seq_len=runner.max_model_len)
+        runner = replace(runner, graphs=captured)
     timed("warm_up", f"{torch.get_num_threads()} threads, contexts up to {runner.max_model_len} tokens", now)
     return runner
 
@@ -277,26 +289,22 @@ def _max_model_len(settings: EngineSettings, model: Executor, plan: KVPlan) -> i
 
 
 def _measure(settings: EngineSettings, model: Executor, backend: Backend, group: RankGroup | None) -> MemoryBudget:
-    """What memory the model takes, found by the largest step on a small cache, which all ranks run at once. Raises
-    ModelError when its logits are no numbers."""
-    block_size = settings.cache.block_size
+    """What memory the model takes, found by the largest step on a small cache, which all ranks run at once."""
+    shallow, block_size = model.shallow(), settings.cache.block_size
     step, num_blocks = largest_step(settings.scheduler, max_positions=model.max_positions, block_size=block_size)
-    per_block = bytes_per_block(model.layers, block_size, backend=backend, dtype=model.dtype)
+    per_block = bytes_per_block(shallow.layers, block_size, backend=backend, dtype=model.dtype)
     plan = KVPlan(block_size, num_blocks, per_block)
-    caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
-    trial = Runner(model, backend, caches, plan, num_blocks * block_size, {})
+    caches = allocate_kv(shallow.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
+    trial = Runner(shallow, backend, caches, plan, num_blocks * block_size, {})
     leads = group is None or group.rank == 0
 
-    def run(step: SchedulerOutput) -> Mapping[str, str]:
+    def run(step: SchedulerOutput) -> None:
         if leads:
-            return trial.execute(step).failed
-        trial.follow(Order(step, fresh=False))
-        return {}
+            trial.execute(step)
+        else:
+            trial.follow(Order(step, fresh=False))
 
-    for reason in run(one_row(start=0, count=1, block_size=block_size)).values():
-        raise ModelError(
-            f"{reason}, at the first prompt, in {_name(model.dtype)}; check the weights or try another --dtype"
-        )
+    run(one_row(position=0, block_size=block_size))
     return memory_budget.measure(
         model.device,
         weights=model.num_weight_bytes,

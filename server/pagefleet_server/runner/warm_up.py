@@ -10,11 +10,12 @@ DRAWN = SamplingParams(max_tokens=1, top_p=0.9, repetition_penalty=1.1, logprobs
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-def one_row(*, start: int, count: int, block_size: int) -> SchedulerOutput:
-    """A step of one request in the first blocks: `count` tokens from position `start` on."""
-    blocks = range(1, 1 + -(-(start + count) // block_size))
-    request = ScheduledRequest("warm-up", (0,) * count, start, tuple(blocks), True, GREEDY, pooled_rows=range(count))
-    return SchedulerOutput(scheduled=(request,), num_decodes=1 if count == 1 else 0, num_tokens=count)
+def one_row(*, position: int, block_size: int) -> SchedulerOutput:
+    """A step of one token. Its whole context is one block, over and over: the work of a long one without its memory,
+    whose first touch costs more than the step."""
+    blocks = (1,) * (position // block_size + 1)
+    request = ScheduledRequest("warm-up", (0,), position, blocks, True, GREEDY, pooled_rows=range(1))
+    return SchedulerOutput(scheduled=(request,), num_decodes=1, num_tokens=1)
 
 
 def largest_step(settings: SchedulerSettings, *, max_positions: int, block_size: int) -> tuple[SchedulerOutput, int]:

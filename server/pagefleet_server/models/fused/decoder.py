@@ -1,7 +1,7 @@
 """The decoder: its step is recorded once as a program of the kernel backend and run for every batch."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -57,6 +57,14 @@ class FusedDecoder:
     def num_weight_bytes(self) -> int:
         """Of weights and rotary tables."""
         return self.weights.num_bytes + sum(table.nbytes for table in self._tables.values())
+
+    def shallow(self) -> "FusedDecoder":
+        """The first layer of each kind: they all compute in the same buffers."""
+        first = {traits: index for index, traits in reversed(list(enumerate(self.spec.layers)))}
+        kept = sorted(first.values())
+        layers = tuple(self.spec.layers[index] for index in kept)
+        weights = replace(self.weights, layers=tuple(self.weights.layers[index] for index in kept))
+        return replace(self, spec=replace(self.spec, layers=layers), weights=weights, _recorded=None)
 
     def forward(
         self, token_ids: torch.Tensor, positions: torch.Tensor, context: StepContext, logit_rows: torch.Tensor
