@@ -165,6 +165,15 @@ class Program(Protocol):
 
 
 @runtime_checkable
+class Capturable(Protocol):
+    """A backend whose ops and programs a CUDA graph can hold: they read no tensor on the host. Optional."""
+
+    def capture_lengths(self, longest: int) -> tuple[int, ...]:
+        """Bounds of max_seq_len, rising, the last one `longest`: between two of them the launches of a decode step are
+        the same, so one graph, captured at the upper, serves all."""
+
+
+@runtime_checkable
 class ProgramMaker(Protocol):
     """A backend that records programs. Optional."""
 

@@ -50,6 +50,9 @@ class ModelSettings:
     generation_config: bool = True
     """Requests that do not say get temperature, top_p, top_k, min_p and repetition_penalty of the model's
     generation_config.json; false: the API's defaults, 1.0 and off."""
+    cuda_graphs: Annotated[str, Choices(("auto", "off"))] = "auto"
+    """auto or off. auto: on CUDA the fused decoder's decode steps are captured at the start, for some numbers of rows
+    and lengths, checked there against the uncaptured step, and replayed; the log says why where it is not done."""
     pooling: Annotated[str, Choices(("auto", "none", "last", "mean"))] = "auto"
     """auto, none, last or mean. last and mean make an embedding model of it: /v1/embeddings gives the last token's
     hidden state, or the mean over all. auto: what the checkpoint's modules.json says; without one, none."""

@@ -9,7 +9,9 @@ from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.checks import refuse
 from pagefleet_kernels.errors import BackendUnavailable
 from pagefleet_kernels.triton import library as _library  # noqa: F401  registers torch.ops.pagefleet
+from pagefleet_kernels.triton.attention import SPLIT_BUCKETS
 from pagefleet_kernels.triton.cache import FP8, TritonCache, allocate, own_cache, row_elements
+from pagefleet_kernels.triton.configs import DECODE_SPLIT
 from pagefleet_kernels.triton.door import FLOATS, check_gate, check_norm, check_rope, check_sampling
 from pagefleet_kernels.triton.program import TritonProgram
 from pagefleet_kernels.triton.sampling import SamplingBatch
@@ -168,6 +170,11 @@ class TritonBackend:
         if dtype not in FLOATS:
             raise BackendUnavailable(f"the Triton kernels compute no rows in {dtype}")
         return TritonProgram(self, dtype=dtype, device=device, max_rows=max_rows)
+
+    def capture_lengths(self, longest: int) -> tuple[int, ...]:
+        """Where the number of split-KV programs changes; see attention.decode_slots."""
+        ends = (DECODE_SPLIT * bucket for bucket in SPLIT_BUCKETS[:-1])
+        return (*(end for end in ends if end < longest), longest)
 
     def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
         """logits [B, V] -> tokens int64 [B]; a draw depends on (seed, position) and its own row only."""

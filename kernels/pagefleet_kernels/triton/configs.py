@@ -10,6 +10,8 @@ from pagefleet_kernels.triton.launch import Device
 
 LARGE_SHARED_BYTES = 200 * 1024
 """What sm_90 and sm_100 have, and sm_80 (163 KiB), sm_86, sm_89 and sm_120 (99 KiB) have not."""
+DECODE_SPLIT = 256
+"""Keys of one split of a decode row's KV."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,7 +55,7 @@ def decode_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int)
         tile, num_warps, num_stages = 16, 8, 3
     elif widest == 256 and (kv_bytes == 1 or device.shared_bytes < LARGE_SHARED_BYTES):
         tile, num_warps, num_stages = 32, 8 if kv_bytes == 1 else 4, 2
-    return DecodeConfig(tile=tile, split=256, max_splits=64, num_warps=num_warps, num_stages=num_stages)
+    return DecodeConfig(tile=tile, split=DECODE_SPLIT, max_splits=64, num_warps=num_warps, num_stages=num_stages)
 
 
 def prefill_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int) -> PrefillConfig:

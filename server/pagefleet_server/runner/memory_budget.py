@@ -35,11 +35,13 @@ class MemoryBudget:
     activations: int
     """The largest step's peak."""
     margin: int
+    graphs: int = 0
+    """CUDA graphs of decode steps, estimated."""
 
     @property
     def left(self) -> int:
         """For the KV cache; negative when there is too little for the rest already."""
-        return self.limit - self.process - self.api - self.weights - self.activations - self.margin
+        return self.limit - self.process - self.api - self.weights - self.activations - self.margin - self.graphs
 
     def check(self, kv_bytes: int) -> None:
         """Log every class. Raises ModelError when they exceed the limit together."""
@@ -50,6 +52,7 @@ class MemoryBudget:
             "engine process": self.process,
             "API process": self.api,
             "margin": self.margin,
+            **({"CUDA graphs": self.graphs} if self.graphs else {}),
         }
         told = ", ".join(f"{name} {count}" for name, count in classes.items())
         if kv_bytes > self.left:

@@ -19,7 +19,9 @@ from pagefleet_server.models.executor import Executor, OpenedModel, open_model
 from pagefleet_server.models.pooling import Pooling
 from pagefleet_server.runner import memory_budget
 from pagefleet_server.runner.cpus import available_cpus
+from pagefleet_server.runner.decode_graphs import DecodeGraphs
 from pagefleet_server.runner.flat_batch import FlatBatch, flatten
+from pagefleet_server.runner.graph_setup import graph_setup
 from pagefleet_server.runner.grammars import Grammars, load_in_background
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block, kv_shape, plan_kv
 from pagefleet_server.runner.logprobs import score_prompts
@@ -27,12 +29,14 @@ from pagefleet_server.runner.memory_budget import MemoryBudget
 from pagefleet_server.runner.paged_context import PagedContext
 from pagefleet_server.runner.pooling import pool_rows
 from pagefleet_server.runner.sampler import sample
+from pagefleet_server.runner.step_buffers import moved
 from pagefleet_server.runner.tensor_parallel import Order, RankGroup
 from pagefleet_server.runner.warm_up import largest_step, one_row
 from pagefleet_server.settings import EngineSettings
 
 _logger = logging.getLogger(__name__)
 
+_HOST = torch.device("cpu")
 RANK_LOST = 5
 """Exit code when another rank ended: as for a step that failed, see docs/engine.md."""
 GRAMMARS_AFTER_SECONDS = 5.0
@@ -63,6 +67,8 @@ class Runner:
     """Who computes the linears: the kernel backend that packed them, or torch."""
     group: RankGroup | None = None
     """The ranks that hold the model together; this one leads. None: it is alone."""
+    graphs: DecodeGraphs | None = None
+    """Decode steps captured on these caches; None: every step is eager."""
     fresh: bool = False
     """The caches are a check's own: see check."""
 
@@ -100,13 +106,18 @@ class Runner:
     def execute(self, step: SchedulerOutput) -> StepResult:
         """Compute a step. Requests whose logits are NaN or infinite fail alone. Raises KernelArgumentError for a broken
         batch."""
-        batch, context = self._prepare(step)
+        checked = self._prepare(step)
         if self.group is not None:
             self.group.send(step, fresh=self.fresh)
         self._copy_blocks(step)
+        replayed = None if self.graphs is None else self.graphs.run(checked)
+        batch = checked if replayed is not None else moved(checked, self.model.device)
+        context = PagedContext(self.backend, self.caches, batch.attention)
         if self.pooling is not None:
             return pool_rows(self.model.hidden(batch.token_ids, batch.positions, context), step)
-        logits = self.model.forward(batch.token_ids, batch.positions, context, batch.logit_rows)
+        logits = replayed
+        if logits is None:
+            logits = self.model.forward(batch.token_ids, batch.positions, context, batch.logit_rows)
         scores, unscored = score_prompts(logits, batch.scores)
         if batch.draws_from is not None:
             logits = logits.index_select(0, batch.draws_from)
@@ -117,14 +128,16 @@ class Runner:
     def follow(self, order: Order) -> None:
         """A further rank's part of a step that rank 0 has checked."""
         runner = self._with_fresh_caches() if order.fresh else self
-        batch, context = runner._prepare(order.step)
+        batch = moved(runner._prepare(order.step), self.model.device)
         runner._copy_blocks(order.step)
+        context = PagedContext(runner.backend, runner.caches, batch.attention)
         runner.model.hidden(batch.token_ids, batch.positions, context)
 
-    def _prepare(self, step: SchedulerOutput) -> tuple[FlatBatch, PagedContext]:
-        batch = flatten(step, block_size=self.block_size, device=self.model.device)
+    def _prepare(self, step: SchedulerOutput) -> FlatBatch:
+        """On the host, where looking at numbers waits for no device."""
+        batch = flatten(step, block_size=self.block_size, device=_HOST)
         ops.check_batch(batch.attention, num_blocks=self.num_blocks + 1, block_size=self.block_size)
-        return batch, PagedContext(self.backend, self.caches, batch.attention)
+        return batch
 
     def _copy_blocks(self, step: SchedulerOutput) -> None:
         if step.copies:
@@ -137,7 +150,7 @@ class Runner:
         caches = allocate_kv(
             self.model.layers, plan, backend=self.backend, dtype=self.model.dtype, device=self.model.device
         )
-        return replace(self, plan=plan, caches=caches, fresh=True)
+        return replace(self, plan=plan, caches=caches, graphs=None, fresh=True)
 
     def check(self) -> None:
         """Ask for one token, in blocks of its own, after a step in which nobody got any. Raises StepError when there is
@@ -216,6 +229,18 @@ def _build(
     now = timed("load_weights", weights, started)
 
     budget = _measure(settings, model, backend, group)
+    graphing = graph_setup(
+        settings.model.cuda_graphs,
+        model,
+        backend,
+        max_rows=settings.scheduler.max_num_seqs,
+        kv_dtype=model.dtype,
+        group=group,
+    )
+    if graphing is not None:
+        longest = min(settings.model.max_model_len or model.max_positions, model.max_positions)
+        estimate = graphing.estimate(block_size=settings.cache.block_size, max_seq_len=longest)
+        budget = replace(budget, graphs=estimate)
     plan = plan_kv(model.layers, settings.cache, budget, backend=backend, dtype=model.dtype, device=model.device)
     if group is not None:
         plan = replace(plan, num_blocks=group.least(plan.num_blocks))
@@ -247,6 +272,9 @@ def _build(
         raise ModelError(
             f"{reason}, at the first prompt, in {_name(model.dtype)}; check the weights or try another --dtype"
         )
+    if graphing is not None:
+        captured = graphing.capture(caches, plan, max_seq_len=runner.max_model_len)
+        runner = replace(runner, graphs=captured)
     if graphing is not None:
         captured = graphing.capture(caches, plan, max_seq_len=runner.max_model_len)
         runner = replace(runner, graphs=captured)

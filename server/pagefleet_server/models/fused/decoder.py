@@ -89,6 +89,11 @@ class FusedDecoder:
         recorded.program.run(context.batch, positions)
         return recorded.normed[:rows]
 
+    def captured_state(self) -> object:
+        """What the last step's program works on. A graph that has captured the step must keep it: the decoder lets go
+        of it when it records another."""
+        return self._recorded
+
     def _program_for(self, context: StepContext, rows: int) -> "_Recorded":
         recorded = self._recorded
         if recorded is None or recorded.caches is not context.caches or recorded.program.max_rows < rows:
