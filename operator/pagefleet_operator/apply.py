@@ -1,5 +1,6 @@
 """Makes a plan true: children by server-side apply, deletion costs, replicas through /scale, status."""
 
+import asyncio
 import logging
 from collections import deque
 from collections.abc import Mapping
@@ -19,6 +20,10 @@ from pagefleet_operator.settings import ReconcileSettings
 logger = logging.getLogger(__name__)
 
 
+LAST = "Deployment"
+"""The kind that is applied when all others are there."""
+
+
 @dataclass(slots=True)
 class Ledger:
     """What was applied of one LLMDeployment's children, and how often someone changed them back."""
@@ -28,6 +33,8 @@ class Ledger:
     """Times of repairs by kind, the newest last."""
     rivals: dict[str, tuple[str, ...]] = field(default_factory=dict)
     """Who had changed the child before its last repair, by kind."""
+    settled: dict[str, tuple[Manifest, Mapping[str, Any]]] = field(default_factory=dict)
+    """The manifest and the live child that were last found to agree, by kind: what a child is compared with first."""
 
     @property
     def replicas(self) -> int | None:
@@ -70,29 +77,61 @@ class Outcome:
 async def apply_children(
     api: Api, plan: Plan, observed: Observed, ledger: Ledger, settings: ReconcileSettings, now: float
 ) -> Outcome:
-    """Apply every child that needs it. Raises ApiError at the first that the API refuses."""
+    """Apply every child that needs it: the Deployment last, as its pods need some of the others; those all at once.
+
+    Raises the first ApiError, when the others have been written.
+    """
     outcome = Outcome()
-    for manifest in plan.manifests:
-        kind = manifest["kind"]
-        live = observed.children.get(kind)
-        before = ledger.applied.get(kind)
-        if not needs_apply(manifest, live, before):
-            continue
-        if live is not None and before is not None and ledger.pauses(kind, settings, now):
-            continue
-        try:
-            answer = await api.apply(EVERY_CHILD[kind], _with_preconditions(manifest, live))
-        except ApiError as error:
-            error.child = kind
-            raise
-        ledger.applied[kind] = applied(manifest, answer)
-        outcome.bodies.append(answer)
-        if live is not None and before is not None and was_edited(live, before):
-            times = ledger.repairs.setdefault(kind, deque(maxlen=settings.contested_repairs))
-            times.append(now)
-            ledger.rivals[kind] = tuple(managers_of(live))
-            outcome.repairs.append(Repair(kind, ledger.rivals[kind]))
+    due = [manifest for manifest in plan.manifests if _is_due(manifest, observed, ledger, settings, now)]
+    for wave in (
+        [manifest for manifest in due if manifest["kind"] != LAST],
+        [manifest for manifest in due if manifest["kind"] == LAST],
+    ):
+        tries = (_apply_child(api, manifest, observed, ledger, settings, now, outcome) for manifest in wave)
+        failures = [failure for failure in await asyncio.gather(*tries) if failure is not None]
+        if failures:
+            raise failures[0]
     return outcome
+
+
+def _is_due(manifest: Manifest, observed: Observed, ledger: Ledger, settings: ReconcileSettings, now: float) -> bool:
+    kind = manifest["kind"]
+    live, before = observed.children.get(kind), ledger.applied.get(kind)
+    wished, seen = ledger.settled.get(kind, (None, None))
+    if live is not None and live is seen and manifest == wished:
+        return False
+    if not needs_apply(manifest, live, before):
+        if live is not None:
+            ledger.settled[kind] = (manifest, live)
+        return False
+    return live is None or before is None or not ledger.pauses(kind, settings, now)
+
+
+async def _apply_child(
+    api: Api,
+    manifest: Manifest,
+    observed: Observed,
+    ledger: Ledger,
+    settings: ReconcileSettings,
+    now: float,
+    outcome: Outcome,
+) -> ApiError | None:
+    """Adds to `ledger` and `outcome`; returns what went wrong."""
+    kind = manifest["kind"]
+    live, before = observed.children.get(kind), ledger.applied.get(kind)
+    try:
+        answer = await api.apply(EVERY_CHILD[kind], _with_preconditions(manifest, live))
+    except ApiError as error:
+        error.child = kind
+        return error
+    ledger.applied[kind] = applied(manifest, answer)
+    outcome.bodies.append(answer)
+    if live is not None and before is not None and was_edited(live, before):
+        times = ledger.repairs.setdefault(kind, deque(maxlen=settings.contested_repairs))
+        times.append(now)
+        ledger.rivals[kind] = tuple(managers_of(live))
+        outcome.repairs.append(Repair(kind, ledger.rivals[kind]))
+    return None
 
 
 async def remove_children(
@@ -107,6 +146,7 @@ async def remove_children(
             EVERY_CHILD[kind], llmd.key.namespace, llmd.key.name, uid=seen["uid"], version=seen["resourceVersion"]
         )
         ledger.applied.pop(kind, None)
+        ledger.settled.pop(kind, None)
         removed.append(child)
     return removed
 

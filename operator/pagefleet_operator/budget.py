@@ -36,15 +36,18 @@ def allowances(claims: Sequence[Claim], devices: int) -> Mapping[ObjectKey, int]
     """
     entitled = _entitlements(claims, devices)
     taken = {claim.key: max(claim.devices_held, claim.replicas * claim.devices_per_replica) for claim in claims}
+    total = sum(taken.values())
     allowed: dict[ObjectKey, int] = {}
     for claim in sorted(claims, key=_rank):
         # Surge and leaving pods of its own hold devices beyond its replicas.
         beyond = max(0, claim.devices_held - claim.replicas * claim.devices_per_replica)
-        free = devices - beyond - sum(taken[other.key] for other in claims if other.key != claim.key)
+        free = devices - beyond - (total - taken[claim.key])
         fitting = max(0, free) // claim.devices_per_replica
         # What was granted before needs no free device: it is counted in what it holds.
         allowed[claim.key] = min(entitled[claim.key], max(fitting, claim.replicas))
-        taken[claim.key] = max(taken[claim.key], allowed[claim.key] * claim.devices_per_replica + beyond)
+        now_taken = max(taken[claim.key], allowed[claim.key] * claim.devices_per_replica + beyond)
+        total += now_taken - taken[claim.key]
+        taken[claim.key] = now_taken
     return allowed
 
 

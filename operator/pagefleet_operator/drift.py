@@ -23,7 +23,6 @@ class Applied:
     """What we last applied of one child."""
 
     manifest: Manifest
-    digest: str
     uid: str
     ours: Any
     """Our fields as the API answered them."""
@@ -31,7 +30,7 @@ class Applied:
 
 def applied(manifest: Manifest, answer: Child) -> Applied:
     """Remember an apply and its answer."""
-    return Applied(manifest, digest(manifest), answer["metadata"]["uid"], project(answer, manifest))
+    return Applied(manifest, answer["metadata"]["uid"], project(answer, manifest))
 
 
 def digest(manifest: Manifest) -> str:
@@ -41,7 +40,7 @@ def digest(manifest: Manifest) -> str:
 
 def needs_apply(manifest: Manifest, live: Child | None, before: Applied | None) -> bool:
     """Whether the child must be applied: it is new, wanted otherwise, or was edited."""
-    if live is None or before is None or before.digest != digest(manifest):
+    if live is None or before is None or before.manifest != manifest:
         return True
     return before.uid != live.get("metadata", {}).get("uid") or was_edited(live, before)
 

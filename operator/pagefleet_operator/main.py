@@ -25,6 +25,7 @@ from pagefleet_operator.resources import LLMDEPLOYMENTS
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import ChildSettings, LeaseSettings, OperatorSettings
 from pagefleet_operator.sharing import Shares
+from pagefleet_operator.specs import Specs
 from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.watch import build_registry
@@ -211,6 +212,7 @@ async def _lead(
 ) -> int:
     clock = steady_clock()
     store = Store()
+    specs = Specs()
     context = Context(
         api=api,
         store=store,
@@ -219,7 +221,8 @@ async def _lead(
         settings=settings,
         clock=clock,
         telemetry=telemetry,
-        shares=Shares(settings.device_budgets, store),
+        shares=Shares(settings.device_budgets, store, specs),
+        specs=specs,
     )
     manager = Manager(context)
     health.checks |= {"watch": manager.watch_problem, "reconcile": manager.reconcile_problem}

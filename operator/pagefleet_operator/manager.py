@@ -48,8 +48,8 @@ class Manager:
         store = self._context.store
         if event_type == "DELETED":
             store.drop(kind, body)
-        else:
-            store.put(kind, body)
+        elif not store.put(kind, body):
+            return
         self._context.telemetry.objects.set(len(store.keys(LLMDEPLOYMENT)))
         owner = key_of(body) if kind == LLMDEPLOYMENT else owner_of(body) or key_of(body)
         self.mark(owner)

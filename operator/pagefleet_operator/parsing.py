@@ -46,10 +46,26 @@ RESERVED_ENV = (
 """Environment variables that only the operator sets, for the same reason."""
 
 
-def parse(body: Mapping[str, Any]) -> LLMDeployment:
-    """An API object -> LLMDeployment. Raises SpecError with every problem found."""
+def parse(body: Mapping[str, Any], *, spec: LLMDeploymentSpec | None = None) -> LLMDeployment:
+    """An API object -> LLMDeployment. `spec`: what an earlier call made of the same name and spec.
+
+    Raises SpecError with every problem found.
+    """
     metadata = body["metadata"]
     name = metadata["name"]
+    if spec is None:
+        spec = _checked_spec(body, name)
+    return LLMDeployment(
+        key=ObjectKey(metadata["namespace"], name),
+        uid=metadata["uid"],
+        resource_version=metadata.get("resourceVersion", ""),
+        generation=metadata.get("generation", 0),
+        spec=spec,
+        status=body.get("status") or {},
+    )
+
+
+def _checked_spec(body: Mapping[str, Any], name: str) -> LLMDeploymentSpec:
     problems: list[str] = []
     if not is_valid_name(name):
         problems.append(
@@ -59,14 +75,7 @@ def parse(body: Mapping[str, Any]) -> LLMDeployment:
     spec = _parse_spec(fields.Reader(body.get("spec"), "spec", problems), name)
     if spec is None or problems:
         raise SpecError(problems)
-    return LLMDeployment(
-        key=ObjectKey(metadata["namespace"], name),
-        uid=metadata["uid"],
-        resource_version=metadata.get("resourceVersion", ""),
-        generation=metadata.get("generation", 0),
-        spec=spec,
-        status=body.get("status") or {},
-    )
+    return spec
 
 
 def _parse_spec(spec: fields.Reader, name: str) -> LLMDeploymentSpec | None:

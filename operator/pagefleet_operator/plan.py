@@ -188,7 +188,7 @@ def _deployment(
     )
     good = rollout.go_back_to(wanted, observed.replica_sets) if failure is not None else None
     if failure is None or good is None:
-        return rollout.stamped(manifest), None
+        return rollout.stamped(manifest, wanted), None
     return rollout.rolled_back(manifest, good), failure
 
 

@@ -62,6 +62,11 @@ class Pod:
         return PodState.UNSCHEDULABLE if self.trouble.reason == "Unschedulable" else PodState.CRASHED
 
 
+def is_finished(body: Mapping[str, Any]) -> bool:
+    """Phase Succeeded or Failed: the pod will never serve again."""
+    return (body.get("status") or {}).get("phase") in ("Succeeded", "Failed")
+
+
 def parse_pod(body: Mapping[str, Any]) -> Pod:
     """An API object -> Pod."""
     metadata, status = body["metadata"], body.get("status") or {}
@@ -73,7 +78,7 @@ def parse_pod(body: Mapping[str, Any]) -> Pod:
         ip=status.get("podIP") or None,
         ready=conditions.get("Ready", {}).get("status") == "True",
         terminating=metadata.get("deletionTimestamp") is not None,
-        finished=status.get("phase") in ("Succeeded", "Failed"),
+        finished=is_finished(body),
         created=metadata.get("creationTimestamp", ""),
         template_hash=(metadata.get("labels") or {}).get("pod-template-hash"),
         deletion_cost=_cost((metadata.get("annotations") or {}).get(names.POD_DELETION_COST)),

@@ -19,13 +19,13 @@ from pagefleet_operator.events import EventRecorder
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.observe import find_children, observe
-from pagefleet_operator.parsing import parse
 from pagefleet_operator.plan import Observed, Plan, kinds_of, known_failure, plan
 from pagefleet_operator.resources import EVERY_CHILD
 from pagefleet_operator.scaling import Scaling
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings
 from pagefleet_operator.sharing import Shares
+from pagefleet_operator.specs import Specs
 from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.transitions import transitions
@@ -53,6 +53,7 @@ class Context:
     clock: Clock
     telemetry: Telemetry
     shares: Shares
+    specs: Specs
 
 
 @dataclass(frozen=True, slots=True)
@@ -132,6 +133,7 @@ class ObjectLoop:
                     body = self._context.store.get(LLMDEPLOYMENT, self.key)
                     if body is None:
                         self._context.shares.forget(self.key)
+                        self._context.specs.forget(self.key)
                         return
                     due = await self._timed_step(body)
                 failures = 0
@@ -175,6 +177,7 @@ class ObjectLoop:
         if body["metadata"].get("deletionTimestamp") is not None:
             return None
         memory = self._remember(body["metadata"]["uid"])
+        parse = self._context.specs.parse
         try:
             llmd = parse(body)
         except SpecError as error:
@@ -237,8 +240,8 @@ class ObjectLoop:
     ) -> Mapping[str, Any]:
         """Decide if a scrape round has ended since, and write; returns the object's body as it is then."""
         scaling, context = memory.scaling, self._context
-        allowance = context.shares.allowance(llmd)
-        decision = scaling.decide(llmd, observed, scrape_round=context.scraper.rounds, now=now, allowance=allowance)
+        rounds, allowance = context.scraper.rounds, context.shares.allowance
+        decision = scaling.decide(llmd, observed, scrape_round=rounds, now=now, allowance=allowance)
         if scaling.decision is not None:
             context.shares.want(llmd.key, scaling.decision.unbudgeted)
         if decision is None:

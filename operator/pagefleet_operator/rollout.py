@@ -36,12 +36,12 @@ def template_hash(deployment: Manifest) -> str:
     return digest(deployment["spec"]["template"])[:10]
 
 
-def stamped(deployment: Manifest) -> Manifest:
-    """The Deployment whose pod template says which wish it is."""
-    made = copy.deepcopy(deployment)
-    metadata = made["spec"]["template"]["metadata"]
-    metadata.setdefault("annotations", {})[names.TEMPLATE_HASH] = template_hash(deployment)
-    return made
+def stamped(deployment: Manifest, wanted: str) -> Manifest:
+    """The Deployment whose pod template says which wish it is: `wanted` is its template_hash."""
+    template = deployment["spec"]["template"]
+    annotations = {**template["metadata"].get("annotations", {}), names.TEMPLATE_HASH: wanted}
+    template = {**template, "metadata": {**template["metadata"], "annotations": annotations}}
+    return {**deployment, "spec": {**deployment["spec"], "template": template}}
 
 
 def judge(

@@ -1,6 +1,6 @@
 """The autoscaler of one LLMDeployment between two decisions: its memory, and when to decide again. No I/O."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -36,9 +36,18 @@ class Scaling:
     """Replicas as we last wrote them."""
 
     def decide(
-        self, llmd: LLMDeployment, observed: Observed, *, scrape_round: int, now: float, allowance: int | None = None
+        self,
+        llmd: LLMDeployment,
+        observed: Observed,
+        *,
+        scrape_round: int,
+        now: float,
+        allowance: Callable[[LLMDeployment], int | None] = lambda _: None,
     ) -> Decision | None:
-        """A decision that changes spec.replicas, or None. Decides once per finished scrape round."""
+        """A decision that changes spec.replicas, or None. Decides once per finished scrape round.
+
+        `allowance` says how many replicas the budget of devices leaves; it is asked only then.
+        """
         if scrape_round == self._round:
             return None
         self._round = scrape_round
@@ -55,7 +64,7 @@ class Scaling:
             self.history, self.decisions = restore_history(llmd.status, replicas=llmd.spec.replicas, now=now)
             self._restored = True
         fleet = observed.fleet(llmd.spec.replicas, self.latencies, self._starting)
-        self.decision = decide(autoscaling, fleet, self.history, now, allowance=allowance)
+        self.decision = decide(autoscaling, fleet, self.history, now, allowance=allowance(llmd))
         self.history = self.decision.history
         if autoscaling.mode == "DryRun" or self.decision.replicas == llmd.spec.replicas:
             return None

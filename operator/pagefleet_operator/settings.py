@@ -57,8 +57,9 @@ class ReconcileSettings:
     """How often it is looked whether the cluster has the kind PodMonitor."""
     resync_seconds: float = 120.0
     """Everything is listed afresh this often: it heals events that a watch lost."""
-    concurrency: int = 8
-    """Objects that are reconciled at once: an API server is never flooded, and the lease is renewed in time."""
+    concurrency: int = 4
+    """Objects that are reconciled at once. Enough to keep one core or an API server busy, as each sends what it can in
+    parallel; more of them would only wait for each other, and the lease is renewed in time."""
     min_backoff_seconds: float = 0.5
     """Pause after the first failure; doubles with each further one."""
     max_backoff_seconds: float = 30.0

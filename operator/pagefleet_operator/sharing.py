@@ -7,18 +7,19 @@ from pagefleet_operator.budget import Claim, allowances
 from pagefleet_operator.errors import SpecError
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.names import ObjectKey
-from pagefleet_operator.parsing import parse
-from pagefleet_operator.pods import parse_pod
-from pagefleet_operator.store import LLMDEPLOYMENT, POD, Body, Store
+from pagefleet_operator.pods import is_finished
+from pagefleet_operator.specs import Specs
+from pagefleet_operator.store import LLMDEPLOYMENT, POD, Store
 
 
 class Shares:
     """Remembers what each LLMDeployment wants, and what is being written for it. One per operator."""
 
-    def __init__(self, budgets: Mapping[str, int], store: Store) -> None:
+    def __init__(self, budgets: Mapping[str, int], store: Store, specs: Specs) -> None:
         """`budgets`: devices by namespace; a namespace that is not in it has no bound."""
         self._budgets = budgets
         self._store = store
+        self._specs = specs
         self._wanted: dict[ObjectKey, int] = {}
         self._granting: dict[ObjectKey, int] = {}
 
@@ -52,13 +53,17 @@ class Shares:
         if key.namespace != asking.key.namespace:
             return None
         body = self._store.get(LLMDEPLOYMENT, key)
-        llmd = asking if key == asking.key else _parsed(body)
-        if llmd is None or llmd.spec.engine.accelerator is None:
+        if body is None:
+            return None
+        try:
+            llmd = asking if key == asking.key else self._specs.parse(body)
+        except SpecError:
+            return None  # its children are left alone, and it cannot grow
+        if llmd.spec.engine.accelerator is None:
             return None
         each, autoscaling = llmd.spec.engine.accelerator.count, llmd.spec.autoscaling
-        pods = [parse_pod(body) for body in self._store.owned(POD, key)]
-        held = each * sum(not pod.finished for pod in pods)
-        if body is not None and body["metadata"].get("deletionTimestamp") is not None:
+        held = each * sum(not is_finished(pod) for pod in self._store.owned(POD, key))
+        if body["metadata"].get("deletionTimestamp") is not None:
             return Claim(key, 0, each, replicas=0, devices_held=held, wanted=0, minimum=0)
         replicas = max(llmd.spec.replicas, self._granting.get(key, 0))
         is_managed = autoscaling is not None and autoscaling.mode == "Managed"
@@ -71,12 +76,3 @@ class Shares:
             wanted=self._wanted.get(key, replicas) if is_managed else replicas,
             minimum=autoscaling.min_replicas if autoscaling is not None and is_managed else replicas,
         )
-
-
-def _parsed(body: Body | None) -> LLMDeployment | None:
-    if body is None:
-        return None
-    try:
-        return parse(body)
-    except SpecError:
-        return None  # its children are left alone, and it cannot grow

@@ -44,13 +44,20 @@ class Store:
         self.highest = 0
         """Highest resourceVersion seen: a list that is asked for later cannot be older, unless the API went back."""
 
-    def put(self, kind: str, body: Body) -> None:
+    def put(self, kind: str, body: Body) -> bool:
         """A body of an object; ignored when a newer one of the same object is known (our own writes come first), or
-        its deletion: the reply to a write may come after the watch has told the object's end."""
+        its deletion: the reply to a write may come after the watch has told the object's end.
+
+        Whether it is news: the echo of a write of ours is none.
+        """
         key = key_of(body)
-        if _is_older(body, self._objects[kind].get(key)) or self._is_buried(kind, key, body):
-            return
+        known = self._objects[kind].get(key)
+        if _is_older(body, known) or self._is_buried(kind, key, body):
+            return False
+        if known is not None and _is_same(body, known):
+            return False
         self._put(kind, body)
+        return True
 
     def _is_buried(self, kind: str, key: ObjectKey, body: Body) -> bool:
         grave = self._deleted.get((kind, key))
@@ -151,6 +158,10 @@ def _is_older(body: Body, known: Body | None) -> bool:
     if known is None or known["metadata"].get("uid") != body["metadata"].get("uid"):
         return False
     return _is_later(_resource_version(known), _resource_version(body))
+
+
+def _is_same(body: Body, known: Body) -> bool:
+    return _resource_version(body) != "" and _version(body) == _version(known)
 
 
 def _is_later(version: str, than: str) -> bool:

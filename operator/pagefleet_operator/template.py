@@ -4,7 +4,6 @@ Objects merge field by field, lists by a table of merge keys; a list without one
 relies on (labels, the server's command, ports and probes, the grace period) cannot be changed here.
 """
 
-import copy
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -151,8 +150,11 @@ def _patches(value: Any, path: str) -> Iterator[str]:
 
 
 def merged(pod_template: Manifest, template: Mapping[str, Any]) -> Manifest:
-    """Our pod template with the user's merged over it; the user's containers learn where the server is."""
-    made: Manifest = _merge(copy.deepcopy(pod_template), _without_nulls(template))
+    """Our pod template with the user's merged over it; the user's containers learn where the server is.
+
+    Neither argument is changed; the result shares parts with `pod_template`.
+    """
+    made: Manifest = _merge(pod_template, _without_nulls(template))
     for container in [*made["spec"].get("containers", []), *made["spec"].get("initContainers", [])]:
         if container["name"] != names.CONTAINER:
             _introduce(container)
@@ -160,7 +162,7 @@ def merged(pod_template: Manifest, template: Mapping[str, Any]) -> Manifest:
 
 
 def _without_nulls(value: Any) -> Any:
-    """A field that is null is a field that is not there, as everywhere in the API."""
+    """A copy. A field that is null is a field that is not there, as everywhere in the API."""
     if isinstance(value, Mapping):
         return {name: _without_nulls(item) for name, item in value.items() if item is not None}
     return [_without_nulls(item) for item in value] if isinstance(value, list) else value
@@ -182,14 +184,14 @@ def _merge(ours: Any, theirs: Any, field: str = "") -> Any:
     if isinstance(ours, Mapping) and isinstance(theirs, Mapping):
         made = dict(ours)
         for name, value in theirs.items():
-            made[name] = _merge(made[name], value, name) if name in made else copy.deepcopy(value)
+            made[name] = _merge(made[name], value, name) if name in made else value
         return made
     if isinstance(ours, list) and isinstance(theirs, list):
         if field in APPENDED:
-            return [*ours, *(copy.deepcopy(item) for item in theirs if item not in ours)]
+            return [*ours, *(item for item in theirs if item not in ours)]
         if field in MERGE_KEYS:
             return _merge_lists(ours, theirs, MERGE_KEYS[field])
-    return copy.deepcopy(theirs)
+    return theirs
 
 
 def _merge_lists(ours: list[Any], theirs: list[Any], keys: tuple[str, ...]) -> list[Any]:
@@ -199,7 +201,7 @@ def _merge_lists(ours: list[Any], theirs: list[Any], keys: tuple[str, ...]) -> l
         place = places.get(_key(item, keys))
         if place is None:
             places[_key(item, keys)] = len(made)
-            made.append(copy.deepcopy(item))
+            made.append(item)
         else:
             made[place] = _merge(made[place], item)
     return made

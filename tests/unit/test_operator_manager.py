@@ -1,6 +1,7 @@
 """The manager: dead watches are noticed, a crashed loop comes back, one object's failure is its own."""
 
 import asyncio
+import copy
 from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
@@ -17,6 +18,7 @@ from pagefleet_operator.reconcile import Context
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings, ReconcileSettings
 from pagefleet_operator.sharing import Shares
+from pagefleet_operator.specs import Specs
 from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from support.operator_objects import llmd_body
@@ -106,7 +108,8 @@ async def running() -> AsyncIterator[tuple[Manager, FakeApi, Store]]:
         settings=SETTINGS,
         clock=clock,
         telemetry=telemetry,
-        shares=Shares({}, Store()),
+        shares=Shares({}, Store(), Specs()),
+        specs=Specs(),
     )
     manager = Manager(context)
     await manager.start()
@@ -174,7 +177,8 @@ async def test_events_before_everything_was_listed_start_nothing() -> None:
         settings=SETTINGS,
         clock=lambda: 0.0,
         telemetry=telemetry,
-        shares=Shares({}, Store()),
+        shares=Shares({}, Store(), Specs()),
+        specs=Specs(),
     )
     manager = Manager(context)
     body = llmd_body()
@@ -212,12 +216,47 @@ async def test_what_the_api_refuses_is_not_sent_again_and_again(running: tuple[M
     for _ in range(20):
         manager.mark(KEY)
         await asyncio.sleep(0.005)
-    assert api.tries == 1
+    assert api.tries == 3, "each child once, and the Deployment not before them"
     del api.failures["chat"]
     changed = llmd_body(spec={"engine": {"maxNumSeqs": 4}}, generation=2)
     changed["metadata"]["resourceVersion"] = "8000"
     manager.watched(LLMDEPLOYMENT, "MODIFIED", changed)
     await until(lambda: "Deployment chat" in api.applied)
+
+
+async def test_children_are_written_at_once_and_the_deployment_when_they_are_there(
+    running: tuple[Manager, FakeApi, Store],
+) -> None:
+    manager, api, _ = running
+    applied, together = api.apply, asyncio.Barrier(3)
+
+    async def wait_for_the_others(resource: Any, manifest: dict[str, Any]) -> dict[str, Any]:
+        if manifest["kind"] != "Deployment":
+            await together.wait()
+        return await applied(resource, manifest)
+
+    api.apply = wait_for_the_others  # type: ignore[assignment,method-assign]
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body())
+    await until(lambda: len(api.applied) == 4)
+    assert api.applied[3] == "Deployment chat"
+
+
+async def test_the_echo_of_an_own_write_is_no_reason_to_look_again(running: tuple[Manager, FakeApi, Store]) -> None:
+    """With a watch event for each of the operator's own writes, every change was reconciled twice."""
+    manager, api, store = running
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body())
+    await until(lambda: len(api.applied) == 4 and api.statuses)
+    loop = manager._loops[KEY]
+    await until(lambda: loop.dirty_since is None)
+    for kind in (LLMDEPLOYMENT, "Service", "Deployment"):
+        written = store.get(kind, KEY)
+        assert written is not None
+        manager.watched(kind, "MODIFIED", copy.deepcopy(dict(written)))
+        assert loop.dirty_since is None
+    edited = copy.deepcopy(dict(store.get("Service", KEY) or {}))
+    edited["metadata"]["resourceVersion"] = "9000"
+    manager.watched("Service", "MODIFIED", edited)
+    assert loop.dirty_since is not None
 
 
 async def test_a_refused_child_is_named_by_its_kind(running: tuple[Manager, FakeApi, Store]) -> None:
@@ -304,7 +343,8 @@ async def test_a_change_that_waits_too_long_is_unhealthy() -> None:
         settings=replace(SETTINGS, reconcile=ReconcileSettings(concurrency=1)),
         clock=lambda: now,
         telemetry=telemetry,
-        shares=Shares({}, Store()),
+        shares=Shares({}, Store(), Specs()),
+        specs=Specs(),
     )
     manager = Manager(context)
     await manager.start()

@@ -19,7 +19,8 @@ NEW = {"engine": {"image": "bad:2"}}
 
 
 def deployment(spec: dict[str, Any], *, reason: str | None = None) -> dict[str, Any]:
-    body = stamped(builders.deployment(llmd(spec=spec), SETTINGS, replicas=2))
+    wanted = builders.deployment(llmd(spec=spec), SETTINGS, replicas=2)
+    body = stamped(wanted, template_hash(wanted))
     body["metadata"]["uid"] = "d"
     conditions = [{"type": "Progressing", "status": "False", "reason": reason}] if reason else []
     return {**body, "status": {"updatedReplicas": 1, "conditions": conditions}}

@@ -11,6 +11,7 @@ from pagefleet_operator.reconcile import Context, ObjectLoop
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings
 from pagefleet_operator.sharing import Shares
+from pagefleet_operator.specs import Specs
 from pagefleet_operator.store import LLMDEPLOYMENT, POD, Store
 from pagefleet_operator.telemetry import Telemetry
 from support.operator_objects import llmd_body, pod_body, sample
@@ -59,7 +60,8 @@ async def test_all_objects_together_write_their_numbers_fifty_times_a_second_at_
         settings=settings,
         clock=lambda: now,
         telemetry=telemetry,
-        shares=Shares({}, store),
+        shares=Shares({}, store, Specs()),
+        specs=Specs(),
     )
     for number in range(objects):
         store.put(LLMDEPLOYMENT, llmd_body(f"m{number}", uid=f"uid-{number}" if number else "uid-1"))
