@@ -209,6 +209,8 @@ def _autoscaling(facts: Facts, history: History, decisions: list[Mapping[str, An
         status["history"]["startupSecondsP90"] = round(forecast.start_seconds(history.starts))
     if history.saturation_running is not None:
         status["history"]["saturationRunning"] = round(history.saturation_running)
+    if history.turnover_seconds is not None:
+        status["history"]["turnoverMilliseconds"] = max(1, _two_digits(1000 * history.turnover_seconds))
     if decisions:
         status["lastScaleTime"] = decisions[-1]["time"]
     return status
@@ -234,12 +236,14 @@ def restore_history(status: Mapping[str, Any], *, replicas: int, now: float) -> 
             decisions.append(item)
             changes.append(Change(min(at, now), int(item.get("to", 0)) - int(item.get("from", 0))))
     saturation, start = history.get("saturationRunning"), history.get("startupSecondsP90")
+    turnover = history.get("turnoverMilliseconds")
     return (
         History(
             buckets=(*sorted(buckets, key=lambda bucket: bucket.start), Bucket(now, replicas)),
             changes=tuple(changes),
             starts=() if start is None else (("before the restart", float(start)),),
             saturation_running=None if saturation is None else float(saturation),
+            turnover_seconds=None if turnover is None else max(1, turnover) / 1000,
         ),
         decisions,
     )

@@ -318,6 +318,39 @@ def test_the_objective_has_its_own_condition() -> None:
         assert holds(facts(pod_body("a"), spec=spec, decision=decision))["SLOMet"] == (met, reason)
 
 
+def test_what_was_learnt_of_the_load_survives_a_restart() -> None:
+    """Without its turnover a new operator counted all of an old queue as demand, and grew for a backlog."""
+    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}})
+    learnt = History(turnover_seconds=12.34, saturation_running=7.6)
+    status = render(made, learnt, [], NOW)
+    assert status["autoscaling"]["history"]["turnoverMilliseconds"] == 12000
+    restored, _ = restore_history(status, replicas=1, now=NOW)
+    assert (restored.turnover_seconds, restored.saturation_running) == (12.0, 8.0)
+    again = render(made, restored, [], NOW)
+    assert again["autoscaling"]["history"] == status["autoscaling"]["history"], "nothing is written for a restart"
+
+
+def test_an_old_queue_is_no_demand_after_a_restart_either() -> None:
+    """128 requests wait for ten minutes on one replica; new replicas could not take them over."""
+    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 64}})
+    spec = made.llmd.spec.autoscaling
+    assert spec is not None
+    old = sample(used=90, waiting_blocks=1280, running=9, waiting=128, oldest=600.0)
+    status = render(made, History(turnover_seconds=10.0), [], NOW)
+    for memory in (History(turnover_seconds=10.0), restore_history(status, replicas=1, now=NOW)[0]):
+        assert decide(spec, fleet(1, old), memory, NOW).replicas <= 2
+    forgetful = decide(spec, fleet(1, old), History(), NOW).replicas
+    assert forgetful > 2, "this is what the restart would have ordered"
+
+
+@pytest.mark.parametrize("turnover", [0, -5, 1, 10**12])
+def test_a_damaged_turnover_does_no_harm(turnover: int) -> None:
+    status = {"autoscaling": {"history": {"turnoverMilliseconds": turnover}}}
+    restored, _ = restore_history(status, replicas=1, now=NOW)
+    assert restored.turnover_seconds is not None
+    assert restored.turnover_seconds > 0
+
+
 def test_measured_start_up_times_survive_a_restart() -> None:
     made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}})
     status = render(made, History(starts=(("a", 31.4), ("b", 12.0))), [], NOW)
