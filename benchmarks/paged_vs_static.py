@@ -153,7 +153,7 @@ def load_runner(model: str, threads: int | None) -> Runner:
         cache=CacheSettings(block_size=BLOCK_SIZE, num_kv_blocks=CALIBRATION_BLOCKS),
         scheduler=SchedulerSettings(max_num_batched_tokens=MAX_BATCHED_TOKENS),
     )
-    return build_runner(settings, lambda phase, message: print(f"  {phase}: {message}"))
+    return build_runner(settings, lambda phase, message, **_: print(f"  {phase}: {message}"))
 
 
 def calibrate(runner: Runner, *, bursts: bool) -> tuple[Costs, float]:

@@ -55,7 +55,7 @@ def load_runner(options: argparse.Namespace) -> Runner:
         cache=CacheSettings(num_kv_blocks=tokens // 16),
         scheduler=SchedulerSettings(max_num_seqs=64, max_num_batched_tokens=512),
     )
-    return build_runner(settings, lambda phase, message: print(f"  {phase}: {message}"))
+    return build_runner(settings, lambda phase, message, **_: print(f"  {phase}: {message}"))
 
 
 def run(runner: Runner, num_streams: int, prompt_length: int, max_step_seconds: float | None, *, bursts: bool) -> Gaps:

@@ -176,7 +176,7 @@ def main() -> None:
         scheduler=SchedulerSettings(max_num_seqs=16, max_num_batched_tokens=512),
     )
     meter = CoreMeter(0)
-    runner = build_runner(settings, lambda _phase, _message: None)
+    runner = build_runner(settings, lambda *_, **__: None)
     bandwidth, rate = machine_rates(options.rounds)
     lines = [" · ".join(f"{key} {value}" for key, value in facts().items()) + f" · {options.threads} threads"]
     lines += [f"reading memory {bandwidth:.1f} GB/s · bfloat16 product {rate:.0f} GFLOP/s", ""]

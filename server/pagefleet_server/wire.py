@@ -54,6 +54,10 @@ class Starting(msgspec.Struct, tag="starting", frozen=True):
     phase: str
     """"load_weights", "allocate_kv", "warm_up"."""
     message: str
+    done_bytes: int = 0
+    """Of the weights, loaded by now."""
+    total_bytes: int = 0
+    """0: this message does not say."""
 
 
 class Ready(msgspec.Struct, tag="ready", frozen=True):

@@ -19,6 +19,7 @@ from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettin
 from pagefleet_server.tokenizer import load_tokenizer
 from support.evidence import write_evidence
 from support.smollm2 import smollm2_gguf
+from support.stepping import quiet
 
 BLOCK_SIZE = 16
 NUM_BLOCKS = 96
@@ -101,7 +102,7 @@ def runner(request: pytest.FixtureRequest) -> Runner:
         cache=CacheSettings(block_size=BLOCK_SIZE, num_kv_blocks=NUM_BLOCKS),
         scheduler=SchedulerSettings(max_num_seqs=20, max_num_batched_tokens=512),
     )
-    return build_runner(settings, lambda _phase, _message: None)
+    return build_runner(settings, quiet)
 
 
 def num_new_tokens(prompt_length: int) -> int:

@@ -1,7 +1,7 @@
 """ENGINE_COMMAND: the real engine process around the runner without a model.
 
-The model's name says what goes wrong: "fine", "missing", "no-memory", "fails-at-N" (step N raises), "stalls-at-N"
-(step N sleeps without end), "slow-N" (each step takes N ms), "poison" (requests fail whose context holds
+The model's name says what goes wrong: "fine", "missing", "no-memory", "loads-for-ever", "fails-at-N" (step N raises),
+"stalls-at-N" (step N sleeps without end), "slow-N" (each step takes N ms), "poison" (requests fail whose context holds
 POISON_TOKEN_ID), "broken-at-N" (from step N on, every request fails).
 """
 
@@ -87,6 +87,9 @@ class MemoryEngineRunner(KvMemoryRunner):
 
 def build_runner(settings: EngineSettings, progress: Progress) -> MemoryEngineRunner:
     progress("load_weights", "nothing to load")
+    if settings.model.model == "loads-for-ever":
+        progress("load_weights", "a third", done_bytes=1000, total_bytes=3000)
+        time.sleep(1e6)
     if settings.model.model == "missing":
         raise ModelError("model 'missing' is not there; give a directory or a .gguf file")
     if settings.model.model == "no-memory":

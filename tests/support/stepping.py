@@ -16,7 +16,7 @@ from pagefleet_server.runner.runner import Runner
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
-def quiet(phase: str, message: str) -> None:
+def quiet(phase: str, message: str, /, *, done_bytes: int = 0, total_bytes: int = 0) -> None:
     """Progress that nobody reads."""
 
 

@@ -39,6 +39,9 @@ class GaugeView:
     download_done_bytes: int = 0
     download_total_bytes: int = 0
     """0: no download, or its size is not known yet."""
+    load_done_bytes: int = 0
+    load_total_bytes: int = 0
+    """0: the load has not told yet."""
 
     def with_engine(self, gauges: Gauges) -> "GaugeView":
         """Completed by what the engine said last."""
@@ -137,6 +140,14 @@ class GaugeCollector(Collector):
             "pagefleet_model_download_total_bytes",
             "Bytes of the model; 0 without a download or before its size is known.",
             (model, view.download_total_bytes),
+        )
+        yield gauge(
+            "pagefleet_model_load_bytes", "Bytes of the weights that are loaded.", (model, view.load_done_bytes)
+        )
+        yield gauge(
+            "pagefleet_model_load_total_bytes",
+            "Bytes of all weights; 0 in the first seconds of a load.",
+            (model, view.load_total_bytes),
         )
         yield gauge("pagefleet_draining", "1 from SIGTERM or /drain on.", (model, int(view.draining)))
         for name, doc, value in (

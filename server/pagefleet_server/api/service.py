@@ -258,6 +258,7 @@ class Service:
     def view(self) -> GaugeView:
         """Gauges of this moment."""
         tracker, gauges, ready = self.tracker, self.tracker.gauges, self.client.ready
+        loading = self.client.loading
         common = GaugeView(
             waiting=tracker.num_waiting,
             blocks_waiting=tracker.blocks_waiting,
@@ -272,6 +273,8 @@ class Service:
             start_seconds={} if ready is None else ready.start_seconds,
             download_done_bytes=0 if self.download is None else self.download.done_bytes,
             download_total_bytes=0 if self.download is None else self.download.total_bytes,
+            load_done_bytes=0 if loading is None else loading.done_bytes,
+            load_total_bytes=0 if loading is None else loading.total_bytes,
         )
         return common if gauges is None else common.with_engine(gauges)
 

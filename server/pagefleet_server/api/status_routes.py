@@ -44,6 +44,9 @@ async def get_startupz(request: web.Request) -> web.Response:
     if service.download is not None:
         done, total = service.download.done_bytes, service.download.total_bytes
         answer["download"] = {"done_bytes": done, "total_bytes": total}
+    loading = service.client.loading
+    if loading is not None:
+        answer["load"] = {"done_bytes": loading.done_bytes, "total_bytes": loading.total_bytes}
     return web.json_response(answer, status=503)
 
 

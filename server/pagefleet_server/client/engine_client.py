@@ -77,6 +77,8 @@ class EngineClient:
         """What the engine said when it was warm; None before."""
         self.starting: Starting | None = None
         """The latest progress of the start-up."""
+        self.loading: Starting | None = None
+        """The latest that told how much of the weights is loaded."""
         self.gauges: Gauges | None = None
         """The latest state; None before the first message with one."""
         self.dead: EngineDeadError | None = None
@@ -276,6 +278,7 @@ class EngineClient:
                     step_observer(message)
             case Starting():
                 self.starting = message
+                self.loading = message if message.total_bytes else self.loading
                 for starting_observer in self._starting_observers:
                     starting_observer(message)
             case Ready():

@@ -77,9 +77,9 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
 
 
 def _serve(channel: Channel, settings: EngineSettings, build_runner: BuildRunner) -> ExitCode:
-    def progress(phase: str, message: str) -> None:
+    def progress(phase: str, message: str, /, *, done_bytes: int = 0, total_bytes: int = 0) -> None:
         log.info("%s: %s", phase, message)
-        channel.send(Starting(phase, message))
+        channel.send(Starting(phase, message, done_bytes, total_bytes))
 
     try:
         runner = build_runner(settings, progress)

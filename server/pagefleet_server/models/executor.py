@@ -25,6 +25,7 @@ from pagefleet_server.models.fused.weights import read_weights
 from pagefleet_server.models.gguf_llama import llama_values
 from pagefleet_server.models.layer_call import StepContext
 from pagefleet_server.models.layer_spec import LayerSpec
+from pagefleet_server.models.load_progress import LoadProgress, tell_nobody
 from pagefleet_server.models.pooling import Pooling, pooling_of
 from pagefleet_server.models.weight_memory import check_weights_fit
 from pagefleet_server.settings import ModelSettings
@@ -100,13 +101,13 @@ class OpenedModel(Protocol):
     def device(self) -> torch.device:
         """Where it will run."""
 
-    def load(self, backend: Backend) -> tuple[Executor, bool]:
+    def load(self, backend: Backend, tell: LoadProgress = tell_nobody) -> tuple[Executor, bool]:
         """The model, and whether the backend computes its linears. Raises ModelError."""
 
 
-def open_model(settings: ModelSettings, group: Group | None = None) -> OpenedModel:
-    """Choose by --executor and the configuration, and log why; of a group, this rank's part. Raises ModelError,
-    ModelRefused."""
+def open_model(settings: ModelSettings, group: Group | None = None, tell: LoadProgress = tell_nobody) -> OpenedModel:
+    """Choose by --executor and the configuration, and log why; of a group, this rank's part. `tell`: transformers loads
+    here already. Raises ModelError, ModelRefused."""
     if settings.load_format not in ("auto", "dummy"):
         raise ModelError(f"--load-format {settings.load_format!r}: expected auto or dummy")
     if settings.executor not in ("auto", "fused", "transformers"):
@@ -132,7 +133,7 @@ def open_model(settings: ModelSettings, group: Group | None = None) -> OpenedMod
     _logger.info("executor transformers: %s", reason)
     from pagefleet_server.models.transformers_model import open_transformers
 
-    return open_transformers(settings)
+    return open_transformers(settings, tell)
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,8 +151,8 @@ class _OpenedFused:
     def layers(self) -> tuple[LayerSpec, ...]:
         return self.spec.layer_specs
 
-    def load(self, backend: Backend) -> tuple[Executor, bool]:
-        weights = read_weights(self.spec, self.source, backend=backend, dtype=self.dtype, device=self.device)
+    def load(self, backend: Backend, tell: LoadProgress = tell_nobody) -> tuple[Executor, bool]:
+        weights = read_weights(self.spec, self.source, backend=backend, dtype=self.dtype, device=self.device, tell=tell)
         wanted = self.settings.max_model_len or self.spec.max_positions
         decoder = FusedDecoder(
             spec=self.spec,

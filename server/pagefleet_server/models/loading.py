@@ -17,6 +17,7 @@ from transformers import (
 )
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
+from pagefleet_server import host_memory
 from pagefleet_server.model_errors import ModelError, ModelRefused, ModelUnverified
 from pagefleet_server.models import attention_hook
 from pagefleet_server.models.checkpoint import Checkpoint, open_checkpoint
@@ -24,6 +25,7 @@ from pagefleet_server.models.dtype import resolve_device, resolve_dtype
 from pagefleet_server.models.eos import eos_token_ids
 from pagefleet_server.models.gate import check_config, check_module, keeps_logit_rows
 from pagefleet_server.models.gguf_llama import llama_config, llama_state
+from pagefleet_server.models.load_progress import LoadProgress, tell_nobody, told_by_memory
 from pagefleet_server.models.paged_model import PagedModel
 from pagefleet_server.models.pooling import pooling_of
 from pagefleet_server.models.verification import distrust, verify
@@ -35,7 +37,7 @@ _OF_QUANTISED = ("scale", "scales", "scale_inv", "qweight", "qzeros", "g_idx", "
 AutoClass = type[AutoModel] | type[AutoModelForCausalLM]
 
 
-def load_model(settings: ModelSettings) -> PagedModel:
+def load_model(settings: ModelSettings, tell: LoadProgress = tell_nobody) -> PagedModel:
     """Load, gate and dry-run the model. Raises ModelError (cannot be loaded) or ModelRefused (would be wrong)."""
     if settings.load_format not in ("auto", "dummy"):
         raise ModelError(f"--load-format {settings.load_format!r}: expected auto or dummy")
@@ -54,9 +56,12 @@ def load_model(settings: ModelSettings) -> PagedModel:
         auto_class = AutoModelForCausalLM if pooling is None else AutoModel
         needed = _random_bytes(auto_class, config, dtype) if dummy else weight_bytes(checkpoint, dtype)
         check_weights_fit(checkpoint.path, needed, dtype, device)
-        module = (
-            _random_module(auto_class, config, dtype) if dummy else _load_module(auto_class, checkpoint, config, dtype)
-        )
+        with told_by_memory(needed, tell, held_bytes=host_memory.resident_bytes):
+            module = (
+                _random_module(auto_class, config, dtype)
+                if dummy
+                else _load_module(auto_class, checkpoint, config, dtype)
+            )
         torch.nn.Module.to(module, device)
         torch.nn.Module.eval(module).requires_grad_(False)
         layers = check_module(module)

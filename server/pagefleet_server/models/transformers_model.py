@@ -9,6 +9,7 @@ from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend
 from pagefleet_server.models.gate import check_module
 from pagefleet_server.models.layer_spec import LayerSpec
+from pagefleet_server.models.load_progress import LoadProgress, tell_nobody
 from pagefleet_server.models.loading import load_model
 from pagefleet_server.models.packed_linears import pack_linears
 from pagefleet_server.models.paged_model import PagedModel
@@ -36,8 +37,8 @@ class OpenedTransformers:
         """Where it runs."""
         return self.model.device
 
-    def load(self, backend: Backend) -> tuple[PagedModel, bool]:
-        """Linears into the backend's layout."""
+    def load(self, backend: Backend, tell: LoadProgress = tell_nobody) -> tuple[PagedModel, bool]:
+        """Linears into the backend's layout; there is nothing left to tell."""
         module = self.model.module
         packed_bytes = pack_linears(
             module,
@@ -48,6 +49,6 @@ class OpenedTransformers:
         return self.model, packed_bytes > 0
 
 
-def open_transformers(settings: ModelSettings) -> OpenedTransformers:
+def open_transformers(settings: ModelSettings, tell: LoadProgress) -> OpenedTransformers:
     """Load, gate and dry-run. Raises ModelError, ModelRefused."""
-    return OpenedTransformers(load_model(settings))
+    return OpenedTransformers(load_model(settings, tell))

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Protocol
 
 import torch
 
@@ -16,13 +17,14 @@ from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 from pagefleet_server.core.step import SchedulerOutput, StepResult
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.executor import Executor, OpenedModel, open_model
+from pagefleet_server.models.load_progress import Paced, describe
 from pagefleet_server.models.pooling import Pooling
 from pagefleet_server.runner import memory_budget
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.decode_graphs import DecodeGraphs
 from pagefleet_server.runner.flat_batch import FlatBatch, flatten
-from pagefleet_server.runner.graph_setup import graph_setup
 from pagefleet_server.runner.grammars import Grammars, load_in_background
+from pagefleet_server.runner.graph_setup import graph_setup
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block, kv_shape, plan_kv
 from pagefleet_server.runner.logprobs import score_prompts
 from pagefleet_server.runner.memory_budget import MemoryBudget
@@ -41,8 +43,15 @@ RANK_LOST = 5
 """Exit code when another rank ended: as for a step that failed, see docs/engine.md."""
 GRAMMARS_AFTER_SECONDS = 5.0
 """The tokenizer of grammars is made so long after the KV cache, when the start is over."""
-Progress = Callable[[str, str], None]
-"""(phase, message); phases: load_weights, allocate_kv, warm_up."""
+LOAD_TOLD_SECONDS = 2.0
+"""Between two lines about a long load."""
+
+
+class Progress(Protocol):
+    """Phases: load_weights, allocate_kv, warm_up."""
+
+    def __call__(self, phase: str, message: str, /, *, done_bytes: int = 0, total_bytes: int = 0) -> None:
+        """Bytes of the weights; total 0: not told."""
 
 
 class StepError(Exception):
@@ -185,7 +194,7 @@ def build_follower(settings: EngineSettings, *, rank: int, port: int) -> Callabl
     return follow
 
 
-def _tell_nobody(phase: str, message: str) -> None:
+def _tell_nobody(phase: str, message: str, /, *, done_bytes: int = 0, total_bytes: int = 0) -> None:
     """Only rank 0 reports its progress."""
 
 
@@ -217,11 +226,15 @@ def _build(
     ranks = 1 if group is None else group.size
     torch.set_num_threads(max(1, (settings.model.threads or available_cpus()) // ranks))
     progress("load_weights", settings.model.model)
-    opened = open_model(settings.model, group)
+    told = Paced(
+        lambda done, total: progress("load_weights", describe(done, total), done_bytes=done, total_bytes=total),
+        LOAD_TOLD_SECONDS,
+    )
+    opened = open_model(settings.model, group, told)
     if connect is not None:
         connect(opened.device)
     backend = _backend_for(opened, settings.cache.block_size)
-    model, packed = opened.load(backend)
+    model, packed = opened.load(backend, told)
     if settings.model.deterministic:
         _check_deterministic(model.device, backend.name, backend.name if packed else "torch")
     where = f"{len(model.layers)} layers on {model.device} ({model.executor})"
@@ -272,9 +285,6 @@ def _build(
         raise ModelError(
             f"{reason}, at the first prompt, in {_name(model.dtype)}; check the weights or try another --dtype"
         )
-    if graphing is not None:
-        captured = graphing.capture(caches, plan, max_seq_len=runner.max_model_len)
-        runner = replace(runner, graphs=captured)
     if graphing is not None:
         captured = graphing.capture(caches, plan, max_seq_len=runner.max_model_len)
         runner = replace(runner, graphs=captured)

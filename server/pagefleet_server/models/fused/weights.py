@@ -1,5 +1,6 @@
 """A decoder's weights as the machine wants them: merged, laid out by the kernel backend, one layer at a time."""
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -11,6 +12,7 @@ from pagefleet_kernels.backend import Backend, LinearFunction, LinearPacker
 from pagefleet_server.models.fused import weight_names
 from pagefleet_server.models.fused.spec import DecoderSpec
 from pagefleet_server.models.fused.weight_sources import WeightSource
+from pagefleet_server.models.load_progress import LoadProgress, tell_nobody
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,10 +58,16 @@ class DecoderWeights:
 
 
 def read_weights(
-    spec: DecoderSpec, source: WeightSource, *, backend: Backend, dtype: torch.dtype, device: torch.device
+    spec: DecoderSpec,
+    source: WeightSource,
+    *,
+    backend: Backend,
+    dtype: torch.dtype,
+    device: torch.device,
+    tell: LoadProgress = tell_nobody,
 ) -> DecoderWeights:
     """Read a checked source (weight_sources.open_source) tensor by tensor. Raises ModelError."""
-    reader = _Reader(spec, source, backend, dtype, device)
+    reader = _Reader(spec, source, backend, dtype, device, tell)
     embedding = reader.tensor(f"{weight_names.EMBEDDING}.weight")
     layers = tuple(_layer(reader, spec, index) for index in range(len(spec.layers)))
     head = (
@@ -106,7 +114,13 @@ class _Reader:
     """Reads, merges, packs; counts bytes."""
 
     def __init__(
-        self, spec: DecoderSpec, source: WeightSource, backend: Backend, dtype: torch.dtype, device: torch.device
+        self,
+        spec: DecoderSpec,
+        source: WeightSource,
+        backend: Backend,
+        dtype: torch.dtype,
+        device: torch.device,
+        tell: LoadProgress,
     ) -> None:
         self._source = source
         self._has_norm_bias = spec.centred_norm
@@ -114,13 +128,16 @@ class _Reader:
         self._dtype = dtype
         self._device = device
         self._shapes = source.shapes()
+        self._tell = tell
+        self._done_bytes = 0
+        self._total_bytes = sum(math.prod(self._shapes[name]) for name in weight_names.expected(spec)) * dtype.itemsize
         self._scratch = torch.empty(0, dtype=dtype, device=device)
         self.num_bytes = 0
         self.packed = False
 
     def tensor(self, name: str) -> torch.Tensor:
         """On the device."""
-        tensor = self._source.read(name, self._dtype).to(self._device)
+        tensor = self._read(name).to(self._device)
         self.num_bytes += tensor.nbytes
         return tensor
 
@@ -134,9 +151,15 @@ class _Reader:
         shapes = [self._shapes[f"{name}.weight"] for name in names]
         weight = self._room(sum(rows for rows, _ in shapes), shapes[0][1])
         for name, part in zip(names, torch.split(weight, [rows for rows, _ in shapes]), strict=True):
-            part.copy_(self._source.read(f"{name}.weight", self._dtype))
+            part.copy_(self._read(f"{name}.weight"))
         biases = [self.tensor(f"{name}.bias") for name in names] if bias else []
         return self.pack(weight, torch.cat(biases) if biases else None, wide=wide)
+
+    def _read(self, name: str) -> torch.Tensor:
+        tensor = self._source.read(name, self._dtype)
+        self._done_bytes += tensor.nbytes
+        self._tell(self._done_bytes, self._total_bytes)
+        return tensor
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool) -> LinearFunction:
         """In the backend's layout, or as it is. wide: results in float32 where the backend offers that."""
