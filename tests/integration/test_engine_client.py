@@ -6,11 +6,13 @@ import signal
 import subprocess
 import sys
 import time
+from collections import Counter
 from itertools import pairwise
 from pathlib import Path
 
 import pytest
 
+from pagefleet_server.client.engine_client import DELIVERED_AT_ONCE
 from pagefleet_server.client.errors import EngineDeadError, EngineNotReadyError, RequestRefusedError
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.engine.exit_code import ExitCode
@@ -55,6 +57,30 @@ async def test_many_requests_at_once_get_the_tokens_that_each_gets_alone() -> No
         assert not client.has_work
         assert all(step.gauges.blocks_total == 20 for step in steps)
     assert not client.on_death.done()
+
+
+async def test_outputs_of_a_large_step_are_handed_out_over_several_turns_of_the_loop() -> None:
+    """512 streams that were woken in one turn held up a probe for all of them."""
+    num_streams = 3 * DELIVERED_AT_ONCE
+    settings = make_settings(num_blocks=num_streams, max_num_seqs=num_streams, max_num_batched_tokens=num_streams)
+    async with engine(settings) as client:
+        turn = 0
+        seen: list[tuple[float, int]] = []
+        client.observe_outputs(lambda output, time: seen.append((time, turn)))
+
+        async def count_turns() -> None:
+            nonlocal turn
+            while True:
+                turn += 1
+                await asyncio.sleep(0)
+
+        counter = asyncio.create_task(count_turns())
+        streams = [client.submit(make_prompt(1), make_sampling(4)) for _ in range(num_streams)]
+        await asyncio.gather(*(collect(stream) for stream in streams))
+        counter.cancel()
+        together = Counter(time for time, _ in seen)
+        assert max(together.values()) > 2 * DELIVERED_AT_ONCE, "some step had many outputs"
+        assert max(Counter(seen).values()) <= DELIVERED_AT_ONCE
 
 
 async def test_outputs_for_a_slow_consumer_are_merged_not_piled_up() -> None:

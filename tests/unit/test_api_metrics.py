@@ -222,6 +222,13 @@ def sent(tracker: Tracker, request_id: str, *, num_prompt: int = 20) -> None:
     tracker.left_door(key)
 
 
+def take(tracker: Tracker, step_done: StepDone) -> None:
+    """As the client hands a message out."""
+    tracker.on_step(step_done)
+    for output in step_done.outputs:
+        tracker.on_output(output, step_done.time)
+
+
 def test_a_request_waits_from_acceptance_until_the_engine_runs_it(tracker: Tracker, clock: Clock) -> None:
     key = object()
     arrival = tracker.arrive(key, 2)
@@ -231,13 +238,14 @@ def test_a_request_waits_from_acceptance_until_the_engine_runs_it(tracker: Track
         tracker.sent([(request_id, 9)], arrival=arrival, num_prompt=33, num_blocks=3)
     tracker.left_door(key)
     assert (tracker.num_waiting, tracker.blocks_waiting, tracker.oldest_waiting_seconds) == (2, 6, 1)
-    tracker.on_step(step(101, num_added=1, num_running=1))
+    take(tracker, step(101, num_added=1, num_running=1))
     assert (tracker.num_waiting, tracker.blocks_waiting) == (1, 3), "one is read and runs"
-    tracker.on_step(
-        step(102, num_added=2, num_running=1, num_waiting=1, blocks_waiting=3, oldest_waiting_arrival=100.0)
+    take(
+        tracker,
+        step(102, num_added=2, num_running=1, num_waiting=1, blocks_waiting=3, oldest_waiting_arrival=100.0),
     )
     assert (tracker.num_waiting, tracker.blocks_waiting, tracker.oldest_waiting_seconds) == (1, 3, 1)
-    tracker.on_step(step(103, num_added=2, num_running=2))
+    take(tracker, step(103, num_added=2, num_running=2))
     assert (tracker.num_waiting, tracker.blocks_waiting, tracker.oldest_waiting_seconds) == (0, 0, 0)
 
 
@@ -245,9 +253,9 @@ def test_times_are_measured_from_arrival_on(clock: Clock) -> None:
     metrics = Metrics("m", GaugeView)
     tracker = Tracker(metrics, clock=clock)
     sent(tracker, "a")
-    tracker.on_step(step(103, RequestOutput("a", [5], first_scheduled_time=101.0)))
-    tracker.on_step(step(104, RequestOutput("a", [5])))
-    tracker.on_step(step(106, RequestOutput("a", [5], "length")))
+    take(tracker, step(103, RequestOutput("a", [5], first_scheduled_time=101.0)))
+    take(tracker, step(104, RequestOutput("a", [5])))
+    take(tracker, step(106, RequestOutput("a", [5], "length")))
     for name, want in (
         ("time_to_first_token", 3),
         ("request_queue_time", 1),
@@ -270,10 +278,10 @@ def test_a_request_that_the_api_ends_is_counted_once(clock: Clock, reason: str) 
     metrics = Metrics("m", GaugeView)
     tracker = Tracker(metrics, clock=clock)
     sent(tracker, "a")
-    tracker.on_step(step(103, RequestOutput("a", [5])))
+    take(tracker, step(103, RequestOutput("a", [5])))
     tracker.ended("a", reason)
     tracker.ended("a", reason)
-    tracker.on_step(step(104, RequestOutput("a", [5], "length")))
+    take(tracker, step(104, RequestOutput("a", [5], "length")))
     assert sample(metrics, "vllm:request_success_total", finished_reason=reason) == 1
     assert sample(metrics, "vllm:request_success_total", finished_reason="length") == 0
     assert sample(metrics, "vllm:generation_tokens_total") == 1
@@ -289,7 +297,7 @@ def test_prompt_tokens_wait_until_a_step_computes_the_first_of_them(tracker: Tra
     assert tracker.num_queued_tokens == 340, "n outputs share one prompt"
     assert not tracker.has_begun("a")
     step_done = step(103, num_added=3, num_running=1, num_waiting=2)
-    tracker.on_step(msgspec.structs.replace(step_done, prefilling=["a", "gone"]))
+    take(tracker, msgspec.structs.replace(step_done, prefilling=["a", "gone"]))
     assert (tracker.num_queued_tokens, tracker.has_begun("a"), tracker.has_begun("c")) == (40, True, False)
     tracker.ended("c", "abort")
     tracker.ended("a", "abort")
@@ -301,8 +309,8 @@ def test_finished_requests_are_measured_once_and_groups_by_their_longest(clock: 
     tracker = Tracker(metrics, clock=clock)
     tracker.sent([("a", 7), ("b", 7)], arrival=100.0, num_prompt=20, num_blocks=2)
     first = RequestOutput("a", [5], first_scheduled_time=101.0, num_cached_tokens=16, num_preemptions=1)
-    tracker.on_step(step(103, first, RequestOutput("b", [5], "stop", first_scheduled_time=101.0)))
-    tracker.on_step(step(104, RequestOutput("a", [5], "length", num_cached_tokens=16, num_preemptions=1)))
+    take(tracker, step(103, first, RequestOutput("b", [5], "stop", first_scheduled_time=101.0)))
+    take(tracker, step(104, RequestOutput("a", [5], "length", num_cached_tokens=16, num_preemptions=1)))
     for name, want in (
         ("request_prompt_tokens", 40),
         ("request_generation_tokens", 3),
@@ -322,13 +330,13 @@ def test_finished_requests_are_measured_once_and_groups_by_their_longest(clock: 
 
 def test_nothing_is_left_of_a_dead_engine(tracker: Tracker) -> None:
     sent(tracker, "a")
-    tracker.on_step(step(103, num_added=0, num_running=4, num_waiting=2))
+    take(tracker, step(103, num_added=0, num_running=4, num_waiting=2))
     tracker.on_death()
     assert (tracker.num_waiting, tracker.load.running) == (0, 0)
 
 
 def test_idle_messages_are_no_steps(clock: Clock) -> None:
     metrics = Metrics("m", GaugeView)
-    Tracker(metrics, clock=clock).on_step(StepDone(gauges=gauges(), outputs=[], time=1.0))
+    take(Tracker(metrics, clock=clock), StepDone(gauges=gauges(), outputs=[], time=1.0))
     assert sample(metrics, "pagefleet_engine_step_seconds_count") == 0
     assert sample(metrics, "vllm:iteration_tokens_total_count") == 0

@@ -98,10 +98,13 @@ async def follow_request(request: web.Request, handler: Handler) -> web.StreamRe
     request[REQUEST_ID] = given if REQUEST_ID_PATTERN.fullmatch(given) else uuid.uuid4().hex
     started = service.clock()
     status = CLIENT_GONE_STATUS
+    is_probe = name_route(request) in PROBES
     resource = request.match_info.route.resource
-    if service.tracing is not None and resource is not None and name_route(request) not in PROBES:
+    if service.tracing is not None and resource is not None and not is_probe:
         request[TRACE] = service.tracing.begin(request.method, resource.canonical, request.headers)
     try:
+        if not is_probe:
+            await service.turns.wait()
         response = await handler(request)
         status = response.status
         return response
@@ -121,7 +124,7 @@ async def follow_request(request: web.Request, handler: Handler) -> web.StreamRe
         if TRACE in request:
             line["trace_id"] = request[TRACE].trace_id
             request[TRACE].end(status, name_usage(service, usage))
-        log = ACCESS_LOGGER.debug if name_route(request) in PROBES else ACCESS_LOGGER.info
+        log = ACCESS_LOGGER.debug if is_probe else ACCESS_LOGGER.info
         log("%s", json.dumps(line))
 
 

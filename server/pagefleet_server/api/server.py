@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import gc
 import os
 import signal
 import time
@@ -83,6 +84,7 @@ class Server:
             tracing=tracing or None,
         )
         client.observe_steps(service.tracker.on_step)
+        client.observe_outputs(service.tracker.on_output)
         HTTP_LOGGER.addFilter(tell_in_one_line(HttpProcessingError, RequestPayloadError))
         runner = web.AppRunner(
             make_app(service),
@@ -159,6 +161,7 @@ class Server:
             ready = await service.client.wait_ready()
         except EngineDeadError:
             return None  # _watch_engine tells
+        gc.freeze()  # modules and vocabulary are no garbage: no collection need hold the loop for looking at them
         service.loaded = Loaded(ready, text, defaults)
         if defaults:
             LOGGER.info("requests that do not say get the model's own %s", defaults)

@@ -22,6 +22,7 @@ from pagefleet_server.api.protocol.fields import UnknownFields
 from pagefleet_server.api.text_model import LongTextsError, TextModel
 from pagefleet_server.api.tracing import RequestTrace, Tracing
 from pagefleet_server.api.tracker import Tracker
+from pagefleet_server.api.turns import Turns
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.client.errors import EngineDeadError, EngineError, RequestFailedError, RequestRefusedError
 from pagefleet_server.client.request_stream import RequestStream
@@ -30,6 +31,8 @@ from pagefleet_server.settings import ServerSettings
 from pagefleet_server.wire import Ready
 
 STARTING_RETRY_SECONDS = 5
+HANDLED_AT_ONCE = 8
+"""Requests that are begun in one turn of the event loop; each takes up to a millisecond."""
 MAX_WHOLE_BODIES = 64
 """So many bodies of the largest size may be read at once, or more smaller ones."""
 ELSEWHERE_RETRY_SECONDS = 1
@@ -86,6 +89,8 @@ class Service:
         self.tracker = Tracker(self.metrics, clock=clock)
         self.cors = Cors(settings.http.cors_allow_origins)
         self.unknown_fields = UnknownFields()
+        self.turns = Turns(HANDLED_AT_ONCE)
+        """Of everything but probes."""
         self.open_streams: dict[str, RequestStream] = {}
         """Engine requests that have not ended."""
         self._body_bytes = 0

@@ -117,7 +117,7 @@ class Tracker:
         return timing is not None and timing.first_scheduled is not None
 
     def on_step(self, step: StepDone) -> None:
-        """Every message of the running engine."""
+        """Every message of the running engine; its outputs come one by one, to on_output()."""
         self.gauges = step.gauges
         while self._unread and self._unread[0].ordinal < step.gauges.num_added:
             self._unread.popleft()
@@ -127,8 +127,38 @@ class Tracker:
             for request_id in step.prefilling:
                 if (timing := self._timings.get(request_id)) is not None:
                     self._begin(timing, step.time - step.step_seconds)
-        for output in step.outputs:
-            self._on_output(output, step.time)
+
+    def on_output(self, output: RequestOutput, now: float) -> None:
+        """New tokens of a request, of a step that ended at `now`."""
+        timing = self._timings.get(output.request_id)
+        if timing is None:
+            return  # ended by the API a moment ago
+        metrics = self._metrics
+        if output.first_scheduled_time is not None:
+            self._begin(timing, output.first_scheduled_time)
+        timing.num_cached = max(timing.num_cached, output.num_cached_tokens)
+        timing.num_preemptions = max(timing.num_preemptions, output.num_preemptions)
+        timing.num_draft_tokens = max(timing.num_draft_tokens, output.num_draft_tokens)
+        timing.num_accepted_tokens = max(timing.num_accepted_tokens, output.num_accepted_tokens)
+        if output.token_ids:
+            metrics.generation_tokens.inc(len(output.token_ids))
+            timing.num_tokens += len(output.token_ids)
+            if timing.last_token is None:
+                timing.first_token = now
+                metrics.prompt(timing.num_prompt, timing.num_cached)
+                metrics.first_token.observe(max(0.0, now - timing.arrival))
+            else:
+                metrics.token_gap.observe(max(0.0, now - timing.last_token))
+            timing.last_token = now
+        elif output.finish_reason == "length":  # an embedding: it ends with its prompt
+            metrics.prompt(timing.num_prompt, timing.num_cached)
+        if output.finish_reason is not None:
+            del self._timings[output.request_id]
+            self._leave_queue(timing)
+            self._leave_group(timing, output.finish_reason)
+            metrics.finished(output.finish_reason)
+            self.rate.note()
+            self._observe_end(timing, now)
 
     def on_death(self) -> None:
         """The engine is gone, with everything in it."""
@@ -168,37 +198,6 @@ class Tracker:
         if self.gauges is not None and self.gauges.oldest_waiting_arrival is not None:
             arrivals.append(self.gauges.oldest_waiting_arrival)
         return max(0.0, self._clock() - min(arrivals)) if arrivals else 0.0
-
-    def _on_output(self, output: RequestOutput, now: float) -> None:
-        timing = self._timings.get(output.request_id)
-        if timing is None:
-            return  # ended by the API a moment ago
-        metrics = self._metrics
-        if output.first_scheduled_time is not None:
-            self._begin(timing, output.first_scheduled_time)
-        timing.num_cached = max(timing.num_cached, output.num_cached_tokens)
-        timing.num_preemptions = max(timing.num_preemptions, output.num_preemptions)
-        timing.num_draft_tokens = max(timing.num_draft_tokens, output.num_draft_tokens)
-        timing.num_accepted_tokens = max(timing.num_accepted_tokens, output.num_accepted_tokens)
-        if output.token_ids:
-            metrics.generation_tokens.inc(len(output.token_ids))
-            timing.num_tokens += len(output.token_ids)
-            if timing.last_token is None:
-                timing.first_token = now
-                metrics.prompt(timing.num_prompt, timing.num_cached)
-                metrics.first_token.observe(max(0.0, now - timing.arrival))
-            else:
-                metrics.token_gap.observe(max(0.0, now - timing.last_token))
-            timing.last_token = now
-        elif output.finish_reason == "length":  # an embedding: it ends with its prompt
-            metrics.prompt(timing.num_prompt, timing.num_cached)
-        if output.finish_reason is not None:
-            del self._timings[output.request_id]
-            self._leave_queue(timing)
-            self._leave_group(timing, output.finish_reason)
-            metrics.finished(output.finish_reason)
-            self.rate.note()
-            self._observe_end(timing, now)
 
     def _begin(self, timing: Timing, scheduled: float) -> None:
         if timing.first_scheduled is None:

@@ -39,8 +39,8 @@ from pagefleet_server.wire import (
 )
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_server.engine")
-DELIVERED_AT_ONCE = 32
-"""Outputs of a step between two turns of the event loop; their streams take some milliseconds."""
+DELIVERED_AT_ONCE = 16
+"""Outputs of a step between two turns of the event loop; the tasks that they wake take some milliseconds."""
 REAP_SECONDS = 0.5
 """After the socket closed, so long is waited for the exit code before the death is told without one."""
 
@@ -67,6 +67,7 @@ class EngineClient:
         self._receiver: asyncio.Task[None] | None = None
         self._streams: dict[str, RequestStream] = {}
         self._step_observers: list[Callable[[StepDone], None]] = []
+        self._output_observers: list[Callable[[RequestOutput, float], None]] = []
         self._starting_observers: list[Callable[[Starting], None]] = []
         self._ids = itertools.count()
         self._num_sent = 0
@@ -155,6 +156,11 @@ class EngineClient:
     def observe_steps(self, observer: Callable[[StepDone], None]) -> None:
         """Call it with every StepDone, in order, after `gauges` is updated and before the streams get their tokens."""
         self._step_observers.append(observer)
+
+    def observe_outputs(self, observer: Callable[[RequestOutput, float], None]) -> None:
+        """Call it with every output and its step's time, right before its stream gets it. What costs time for each
+        output belongs here: hundreds of them do not come in one turn of the event loop."""
+        self._output_observers.append(observer)
 
     def observe_starting(self, observer: Callable[[Starting], None]) -> None:
         """Call it with each piece of progress of the start-up."""
@@ -261,7 +267,7 @@ class EngineClient:
                 message = decoder.decode(await reader.readexactly(length))
                 self._handle(message)
                 if isinstance(message, StepDone):
-                    await self._deliver_all(message.outputs)
+                    await self._deliver_all(message)
         except (asyncio.IncompleteReadError, ConnectionError):
             pass  # the process has ended; its exit code says how
         except (FrameError, msgspec.MsgspecError) as error:
@@ -287,12 +293,14 @@ class EngineClient:
             case Failed():
                 self._failed_reason = message.reason
 
-    async def _deliver_all(self, outputs: Sequence[RequestOutput]) -> None:
+    async def _deliver_all(self, step: StepDone) -> None:
         """Some at a time: each wakes a task, and between them the loop must come to whoever else is ready."""
-        for start in range(0, len(outputs), DELIVERED_AT_ONCE):
+        for start in range(0, len(step.outputs), DELIVERED_AT_ONCE):
             if start:
                 await asyncio.sleep(0)
-            for output in outputs[start : start + DELIVERED_AT_ONCE]:
+            for output in step.outputs[start : start + DELIVERED_AT_ONCE]:
+                for observer in self._output_observers:
+                    observer(output, step.time)
                 self._deliver(output)
 
     def _deliver(self, output: RequestOutput) -> None:
