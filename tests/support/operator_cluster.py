@@ -311,15 +311,20 @@ class OperatorCluster:
 
 
 @contextlib.asynccontextmanager
-async def operator_cluster(folder: Path, *arguments: str, start: bool = True) -> AsyncIterator[OperatorCluster]:
-    """Everything up, with the CRD installed; the operator too unless `start` is False."""
+async def operator_cluster(
+    folder: Path, *arguments: str, start: bool = True, through_proxy: bool = True
+) -> AsyncIterator[OperatorCluster]:
+    """Everything up, with the CRD installed; the operator too unless `start` is False.
+
+    `through_proxy`: its requests go through the recording proxy; for timings they do not.
+    """
     settings = ClusterSettings(folder / "cluster", nodes=0, node_grace_seconds=1e9)
     async with LocalCluster(settings) as cluster:
         upstream = Kubeconfig.load(cluster.kubeconfig_path).server
         async with RecordingProxy(upstream) as proxy, StubNode(cluster.client) as node:
             await cluster.client.create(CRDS, yaml.safe_load((ROOT / "crds" / "llmdeployment.yaml").read_text()))
             kubeconfig = folder / "kubeconfig"
-            Kubeconfig(proxy.url).write(kubeconfig, name="test")
+            Kubeconfig(proxy.url if through_proxy else upstream).write(kubeconfig, name="test")
             operator = OperatorProcess(kubeconfig, folder / "operator.log", arguments)
             try:
                 if start:
