@@ -21,6 +21,7 @@ from pagefleet_operator.fleet import Fleet, Load, Sample, load_of
 from pagefleet_operator.history import History
 from pagefleet_operator.model import AutoscalingSpec
 from pagefleet_operator.objective import Verdict, judge
+from pagefleet_operator.standing import LATE_SECONDS
 
 TOLERANCE = 0.1
 """Nothing changes while demand is within this part of the target, as in the horizontal pod autoscaler."""
@@ -52,6 +53,8 @@ class Inputs:
     """How long that takes."""
     objective: Verdict | None = None
     """None without an objective."""
+    standing: int = 1
+    """Replicas that must stand ready for what load has done before; 1 without an objective."""
     wants: Mapping[str, int] = field(default_factory=dict)
     """Replicas that each rule asks for; the highest wins."""
 
@@ -117,6 +120,7 @@ def decide(
     history = _learn(fleet, load, history, now)
     inputs = _inputs(spec, fleet, load, history, now)
     inputs = replace(inputs, wants=_wants(fleet, inputs))
+    history = _learn_standing(spec, fleet, inputs, history, now)
     recommended, reason = _recommend(fleet, inputs)
 
     window = float(max(spec.scale_down.stabilization_window_seconds, spec.scale_up.stabilization_window_seconds))
@@ -182,6 +186,24 @@ def _learn(fleet: Fleet, load: Load, history: History, now: float) -> History:
     return replace(history, unsettled_at=now) if fleet.starting else history
 
 
+def _learn_standing(spec: AutoscalingSpec, fleet: Fleet, inputs: Inputs, history: History, now: float) -> History:
+    """Only with an objective: without one nothing says what may be late. A fleet with silent pods teaches nothing."""
+    if spec.slo is None or fleet.missing:
+        return history
+    first_token_ms = spec.slo.time_to_first_token_ms
+    standing = history.standing.observed(
+        history.demand[-1].demand / inputs.capacity_blocks,
+        math.ceil(inputs.projected_blocks / inputs.capacity_blocks),
+        now=now,
+        start_seconds=inputs.start_seconds,
+        window_seconds=float(spec.scale_down.stabilization_window_seconds),
+        late_seconds=LATE_SECONDS if first_token_ms is None else first_token_ms / 1000,
+        allowed=1 - spec.slo.percentile / 100,
+        most=spec.max_replicas,
+    )
+    return replace(history, standing=standing)
+
+
 def _is_queueing(sample: Sample) -> bool:
     return sample.waiting > 0 and sample.oldest_waiting_seconds >= SETTLED_QUEUE_SECONDS
 
@@ -207,6 +229,7 @@ def _inputs(spec: AutoscalingSpec, fleet: Fleet, load: Load, history: History, n
         requests=level.requests,
         projected_blocks=forecast.project(history.demand, level.demand, now, start_seconds),
         start_seconds=start_seconds,
+        standing=1 if spec.slo is None else min(history.standing.replicas, spec.max_replicas),
         objective=None if spec.slo is None else judge(spec.slo, fleet, history, is_saturated=is_saturated, now=now),
     )
 
@@ -218,6 +241,8 @@ def _wants(fleet: Fleet, inputs: Inputs) -> Mapping[str, int]:
         wants["Queue"] = _signal(inputs.requests, inputs.requests, inputs.capacity_requests, current, missing)
     if inputs.objective is not None and inputs.objective.replicas is not None:
         wants["Objective"] = inputs.objective.replicas
+    if inputs.standing > 1:
+        wants["Standing"] = inputs.standing
     return wants
 
 

@@ -5,9 +5,10 @@ restart in `status.autoscaling.history`. Times are seconds on the operator's clo
 """
 
 from collections.abc import Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from pagefleet_operator.forecast import MAX_STARTS, TREND_SECONDS, Point
+from pagefleet_operator.standing import Standing
 
 MAX_BUCKETS = 12
 MAX_CHANGES = 256
@@ -56,6 +57,8 @@ class History:
     """Requests that one replica runs while its queue is not empty; None until a queue was seen."""
     turnover_seconds: float | None = None
     """How long a request runs, learnt while nothing waits."""
+    standing: Standing = field(default_factory=Standing)
+    """What load has done, as far as it says how many replicas must stand ready."""
 
     def recommended(self, wanted: int, *, now: float, window_seconds: float) -> "History":
         """Remember one recommendation; forget what is older than the window."""

@@ -15,6 +15,7 @@ from pagefleet_operator.fleet import Load, PodState, load_of
 from pagefleet_operator.history import Bucket, Change, History
 from pagefleet_operator.model import LLMDeployment, Slo
 from pagefleet_operator.rollout import Failure
+from pagefleet_operator.standing import STEP_SECONDS, Shadow, Standing
 from pagefleet_operator.times import parse_timestamp, timestamp
 
 Status = dict[str, Any]
@@ -211,6 +212,8 @@ def _autoscaling(facts: Facts, history: History, decisions: list[Mapping[str, An
         status["history"]["saturationRunning"] = round(history.saturation_running)
     if history.turnover_seconds is not None:
         status["history"]["turnoverMilliseconds"] = max(1, _two_digits(1000 * history.turnover_seconds))
+    if history.standing.seen > 0:
+        status["history"]["standing"] = _standing(history.standing)
     if decisions:
         status["lastScaleTime"] = decisions[-1]["time"]
     return status
@@ -244,9 +247,35 @@ def restore_history(status: Mapping[str, Any], *, replicas: int, now: float) -> 
             starts=() if start is None else (("before the restart", float(start)),),
             saturation_running=None if saturation is None else float(saturation),
             turnover_seconds=None if turnover is None else max(1, turnover) / 1000,
+            standing=_restore_standing(history.get("standing") or {}),
         ),
         decisions,
     )
+
+
+def _standing(standing: Standing) -> Status:
+    """In few digits, so that it seldom changes; counts that were never late are not worth a line."""
+    return {
+        "replicas": standing.replicas,
+        "seenReplicaMinutes": max(1, _two_digits(standing.seen * STEP_SECONDS / 60)),
+        "late": [
+            {"replicas": shadow.replicas, "permille": permille}
+            for shadow in standing.shadows
+            if (permille := round(1000 * shadow.late / standing.seen))
+        ],
+    }
+
+
+def _restore_standing(status: Mapping[str, Any]) -> Standing:
+    replicas = max(1, int(status.get("replicas", 1)))
+    seen = max(0, int(status.get("seenReplicaMinutes", 0))) * 60 / STEP_SECONDS
+    late = {replicas: 0} | {
+        int(item.get("replicas", 0)): int(item.get("permille", 0)) for item in status.get("late", ())
+    }
+    shadows = [
+        Shadow(count, late[count] / 1000 * seen) for count in sorted(late) if count > 0 and 0 <= late[count] <= 1000
+    ]
+    return Standing(replicas=replicas, seen=seen, shadows=tuple(shadows))
 
 
 def _seconds(text: Any) -> float | None:

@@ -11,7 +11,8 @@ from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
 from pagefleet_operator.forecast import Point
 from pagefleet_operator.history import Bucket, History
 from pagefleet_operator.latency import Histogram, Latencies
-from pagefleet_operator.model import AutoscalingSpec, ScalingPolicy, ScalingRules
+from pagefleet_operator.model import AutoscalingSpec, ScalingPolicy, ScalingRules, Slo
+from pagefleet_operator.standing import Shadow, Standing
 from pagefleet_operator.status import restore_history
 from support.operator_objects import autoscaling
 
@@ -70,7 +71,24 @@ def specs(draw: st.DrawFn) -> AutoscalingSpec:
         queued_requests_per_replica=draw(st.integers(1, 50)),
         scale_up=draw(rules()),
         scale_down=draw(rules()),
+        slo=draw(
+            st.none() | st.builds(Slo, percentile=st.integers(50, 99), time_to_first_token_ms=st.integers(1, 9999))
+        ),
     )
+
+
+STANDINGS = st.builds(
+    Standing,
+    replicas=st.integers(1, 100),
+    seen=st.floats(0, 1e6),
+    shadows=st.lists(st.builds(Shadow, st.integers(1, 100), st.floats(0, 1e6), st.floats(0, 1e6)), max_size=20).map(
+        lambda items: tuple(sorted(items, key=lambda shadow: shadow.replicas))
+    ),
+    step_start=st.none() | st.floats(900, 1100),
+    step_sum=st.floats(0, 1000),
+    step_rounds=st.integers(1, 10),
+    step_order=st.integers(0, 100),
+)
 
 
 HISTORIES = st.builds(
@@ -79,6 +97,7 @@ HISTORIES = st.builds(
         lambda items: tuple(sorted(items, key=lambda bucket: bucket.start))
     ),
     saturation_running=st.none() | st.floats(1, 500),
+    standing=STANDINGS,
 )
 
 
@@ -120,7 +139,7 @@ PASTS = st.lists(st.tuples(st.floats(700, 1000), st.floats(0, 5000)), max_size=3
 
 
 @LAW
-@given(fleets(), COUNTS, COUNTS, st.floats(1, 500), WINDOWS, PASTS, st.data())
+@given(fleets(), COUNTS, COUNTS, st.floats(1, 500), WINDOWS, PASTS, STANDINGS, st.data())
 def test_more_demand_never_means_fewer_replicas(
     fleet: Fleet,
     more: int,
@@ -128,6 +147,7 @@ def test_more_demand_never_means_fewer_replicas(
     knee: float,
     latencies: Latencies,
     past: tuple[Point, ...],
+    standing: Standing,
     data: st.DataObject,
 ) -> None:
     fleet = replace(fleet, latencies=latencies)
@@ -145,8 +165,8 @@ def test_more_demand_never_means_fewer_replicas(
     )
     busier = replace(pod, sample=fuller)
     crowded = replace(fleet, pods=(*fleet.pods[:index], busier, *fleet.pods[index + 1 :]))
-    history = History(saturation_running=knee, demand=past)
-    spec = autoscaling(maximum=1000)
+    history = History(saturation_running=knee, demand=past, standing=standing)
+    spec = autoscaling(maximum=1000, slo=data.draw(st.none() | st.just(Slo(time_to_first_token_ms=500))))
     assert decide(spec, crowded, history, 1000.0).recommended >= decide(spec, fleet, history, 1000.0).recommended
 
 

@@ -18,6 +18,7 @@ from pagefleet_operator.parsing import parse
 from pagefleet_operator.plan import Observed, Plan
 from pagefleet_operator.pods import parse_pod
 from pagefleet_operator.settings import ChildSettings
+from pagefleet_operator.standing import Shadow, Standing
 from pagefleet_operator.status import difference, is_urgent, render, render_invalid, restore_history
 from pagefleet_operator.times import timestamp
 from pagefleet_operator.transitions import transitions
@@ -357,3 +358,25 @@ def test_measured_start_up_times_survive_a_restart() -> None:
     assert status["autoscaling"]["history"]["startupSecondsP90"] == 31
     restored, _ = restore_history(status, replicas=1, now=NOW)
     assert start_seconds(restored.starts) == 31.0
+
+
+def test_what_must_stand_ready_survives_a_restart() -> None:
+    shadows = (Shadow(1, late=600.0, backlog=7.0), Shadow(2, late=57.0), Shadow(3))
+    learnt = History(standing=Standing(replicas=3, seen=1234.0, shadows=shadows, orders=(1, 2)))
+    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}})
+    status = render(made, learnt, [], NOW)
+    assert status["autoscaling"]["history"]["standing"] == {
+        "replicas": 3,
+        "seenReplicaMinutes": 210,
+        "late": [{"replicas": 1, "permille": 486}, {"replicas": 2, "permille": 46}],
+    }
+    restored, _ = restore_history(status, replicas=1, now=NOW)
+    assert restored.standing.replicas == restored.standing.needed(0.05) == 3
+    assert render(made, restored, [], NOW)["autoscaling"] == status["autoscaling"], "nothing is written for a restart"
+
+
+def test_a_damaged_standing_count_is_bounded() -> None:
+    late = [{"replicas": 0, "permille": 9}, {"replicas": 2, "permille": -1}, {"replicas": 4, "permille": 10**9}]
+    status = {"autoscaling": {"history": {"standing": {"replicas": -3, "seenReplicaMinutes": -9, "late": late}}}}
+    restored, _ = restore_history(status, replicas=1, now=NOW)
+    assert restored.standing == Standing(replicas=1, seen=0.0, shadows=(Shadow(1),))

@@ -1,0 +1,171 @@
+"""How many replicas must stand ready for what load has done before."""
+
+from collections.abc import Iterable
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from pagefleet_operator.autoscale import decide
+from pagefleet_operator.history import History
+from pagefleet_operator.model import ScalingPolicy, ScalingRules, Slo
+from pagefleet_operator.standing import (
+    HALF_LIFE_SECONDS,
+    MAX_STEPS,
+    STEP_SECONDS,
+    Shadow,
+    Standing,
+    ordered_in_time,
+)
+from support.operator_objects import autoscaling, fleet, sample
+
+ALLOWED = 0.05
+SLO = Slo(time_to_first_token_ms=500)
+NO_WINDOW = ScalingRules(0, "Max", (ScalingPolicy("Percent", 100, 15),))
+
+
+def learn(
+    demands: Iterable[float],
+    standing: Standing | None = None,
+    *,
+    start: float = 110.0,
+    most: int = 16,
+    now: float = 0.0,
+    allowed: float = ALLOWED,
+) -> Standing:
+    """One step of STEP_SECONDS for each demand; what is ordered is what is demanded."""
+    standing = standing or Standing()
+    for step, demand in enumerate([*demands, 0.0]):
+        standing = standing.observed(
+            demand,
+            -int(-demand // 1),
+            now=now + step * STEP_SECONDS,
+            start_seconds=start,
+            window_seconds=300.0,
+            late_seconds=3.0,
+            allowed=allowed,
+            most=most,
+        )
+    return standing
+
+
+def on_off(low: float, high: float, times: int = 2) -> list[float]:
+    """15 minutes low, 10 minutes high."""
+    return ([low] * 90 + [high] * 60) * times
+
+
+def test_steady_load_needs_nothing_beyond_the_minimum() -> None:
+    assert learn([0.9] * 500).replicas == 1
+
+
+def test_a_load_that_rises_no_faster_than_replicas_start_needs_nothing() -> None:
+    slow = [step / 200 for step in range(800)]
+    assert learn(slow, start=30.0).replicas == 1
+
+
+@pytest.mark.parametrize(("start", "want"), [(0.0, 1), (110.0, 3), (600.0, 3)])
+def test_a_burst_that_came_before_is_met_by_what_it_needed_then(start: float, want: int) -> None:
+    assert learn(on_off(0.4, 2.9), start=start).replicas == want
+
+
+@given(st.lists(st.floats(0, 20), max_size=80), st.floats(0, 300), st.floats(0, 300))
+def test_a_slower_start_never_needs_fewer(demands: list[float], start: float, longer: float) -> None:
+    assert learn(demands, start=start + longer).replicas >= learn(demands, start=start).replicas
+
+
+@given(st.lists(st.floats(0, 50), max_size=80), st.integers(1, 40), st.floats(0, 1))
+def test_the_count_is_one_that_there_can_be(demands: list[float], most: int, allowed: float) -> None:
+    assert 1 <= learn(demands, most=most, allowed=allowed).replicas <= most
+
+
+def test_the_first_requests_prove_nothing() -> None:
+    assert learn([0.1] * 5 + [1.2] + [0.1] * 5).replicas == 1
+
+
+def test_a_load_that_no_count_could_serve_keeps_no_more_than_helps() -> None:
+    """Four replicas are all that there can be, and a flood is late with any of them."""
+    assert learn([0.1] * 10 + [1000.0] * 10 + [0.1] * 200, most=4).replicas == 1
+
+
+def test_a_rare_burst_is_forgotten() -> None:
+    learnt = learn(on_off(0.4, 2.9), most=3)
+    assert learnt.replicas == 3
+    days = int(4 * HALF_LIFE_SECONDS / STEP_SECONDS)
+    assert learn([0.5] * days, learnt, most=3, now=1e6).replicas == 1
+
+
+def test_the_count_does_not_waver() -> None:
+    """Just inside the limit the larger count stays; well inside it goes."""
+    seen = 1000.0 - 60.0
+    near = Standing(replicas=2, seen=seen, shadows=(Shadow(1, late=24.0), Shadow(2)))
+    far = Standing(replicas=2, seen=seen, shadows=(Shadow(1, late=19.0), Shadow(2)))
+    fresh = Standing(replicas=1, seen=seen, shadows=(Shadow(1, late=24.0), Shadow(2)))
+    assert [standing.needed(ALLOWED) for standing in (near, far, fresh)] == [2, 1, 1]
+
+
+def test_a_silence_begins_the_replay_anew_and_keeps_what_was_learnt() -> None:
+    learnt = learn(on_off(0.4, 2.9))
+    later = learn([0.1], learnt, now=1e6)
+    assert later.replicas == learnt.replicas
+    assert later.orders == (1,)
+    earlier = learn([0.1], learnt, now=-1e6)
+    assert (earlier.replicas, earlier.orders) == (learnt.replicas, (1,))
+
+
+def test_memory_is_bounded() -> None:
+    learnt = learn([1.0] * 3000, start=1e9, most=1000)
+    assert len(learnt.orders) == MAX_STEPS
+    assert len(learnt.shadows) <= 48
+
+
+def test_what_a_fleet_that_only_follows_has_ready() -> None:
+    assert ordered_in_time([1, 5, 5], start=3, window=2) == 0, "the past is too short"
+    assert ordered_in_time([1, 5, 5, 5], start=3, window=2) == 1, "ordered, and not ready yet"
+    assert ordered_in_time([1, 5, 5, 5, 5], start=3, window=2) == 5
+    assert ordered_in_time([5, 1, 1], start=1, window=2) == 5, "kept for the window"
+    assert ordered_in_time([5, 1, 1, 1, 1], start=1, window=2) == 1
+
+
+class TestDecision:
+    """What the decision makes of it."""
+
+    history = History(standing=Standing(replicas=3))
+    idle = fleet(4, *[sample()] * 4)
+
+    def test_what_must_stand_ready_stays(self) -> None:
+        decision = decide(autoscaling(scale_down=NO_WINDOW, slo=SLO), self.idle, self.history, 0.0)
+        assert (decision.replicas, decision.reason) == (3, "Standing")
+        assert decision.message.endswith("wanted: KVBlocks 1, Standing 3")
+
+    def test_without_an_objective_nothing_must(self) -> None:
+        assert decide(autoscaling(scale_down=NO_WINDOW), self.idle, self.history, 0.0).replicas == 1
+
+    def test_never_above_the_maximum(self) -> None:
+        spec = autoscaling(maximum=2, scale_down=NO_WINDOW, slo=SLO)
+        decision = decide(spec, self.idle, self.history, 0.0)
+        assert (decision.replicas, decision.limited_by) == (2, None)
+
+    def test_it_learns_from_rounds_in_which_every_pod_answers(self) -> None:
+        spec = autoscaling(slo=SLO)
+        history = History()
+        for now in range(0, 100, 2):
+            history = decide(spec, fleet(1, sample(used=60)), history, float(now)).history
+        assert history.standing.seen == pytest.approx(0.75 * 9, rel=1e-3)
+        for now in range(100, 200, 2):
+            history = decide(spec, fleet(2, sample(used=60), None), history, float(now)).history
+        assert history.standing.seen == pytest.approx(0.75 * 9, rel=1e-3)
+
+    def test_a_burst_leaves_its_count_behind(self) -> None:
+        """Twice the demand of one replica for ten minutes; afterwards two stay, without the objective one."""
+        counts = []
+        for slo in (SLO, None):
+            spec, history, replicas = autoscaling(scale_down=NO_WINDOW, slo=slo), History(), 1
+            for now in range(0, 3000, 2):
+                load = 160 if 600 <= now < 1200 else 8
+                share = sample(
+                    used=min(100, load // replicas), waiting_blocks=max(0, load - 100 * replicas) // replicas
+                )
+                decision = decide(spec, fleet(replicas, *[share] * replicas), history, float(now))
+                history, replicas = decision.history, decision.replicas
+            counts.append(replicas)
+        assert counts == [2, 1]
