@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from pagefleet_simulator.catalog import CATALOG, Settings
-from pagefleet_simulator.generators import diurnal, generate, on_off, spike
+from pagefleet_simulator.generators import Rate, diurnal, generate, on_off, spike, then
 from pagefleet_simulator.profile import load_profile
 from pagefleet_simulator.results import Result, summarise
 from pagefleet_simulator.scenario import Scenario
@@ -16,6 +16,7 @@ from pagefleet_simulator.workload import Workload
 
 OURS = ("pagefleet", "pagefleet-tuned")
 """With its defaults, and tuned as the others are."""
+LOADS = ("azure", "diurnal", "bursts", "spike", "bursts-again", "spike-again")
 FIXED = "static"
 """No autoscaler: it knows from its tuning slice what the peak will be."""
 GOAL_PERCENT = 95.0
@@ -34,6 +35,9 @@ class Load:
     what: str
     tuning: Workload
     test: Workload
+    """The reported slice, after its warm-up."""
+    warmup_seconds: float = 0.0
+    """The beginning of `test`: every policy lives through it and may remember it, but nothing of it is reported."""
     initial_replicas: int = 1
     """Ready when either begins: about what its first minutes need."""
 
@@ -71,9 +75,29 @@ class _Job:
 
 
 def loads(scale: float = 1.0) -> dict[str, Load]:
-    """The four traces. `scale` < 1 shortens all of them, for a quick look; lengths of phases shrink with them."""
+    """The six traces. `scale` < 1 shortens all of them, for a quick look; lengths of phases shrink with them."""
     azure = read_shipped("azure_llm_2023_conv").within(8192)
-    made = [
+
+    def made(name: str, rate: Rate, seconds: float, seed: int) -> Workload:
+        return generate(name, rate, seconds * scale, seed=seed)
+
+    pairs = on_off(0.3, 2.2, 600 * scale, 900 * scale)
+    high = spike(0.6, 3.0, 900 * scale, 300 * scale)
+    low = spike(0.6, 2.2, 300 * scale, 240 * scale)
+    bursts = Load(
+        "bursts",
+        "15 minutes at 0.3 requests/s, 10 at 2.2, twice, and never before; tuned on one such pair, another seed",
+        made("bursts", pairs, 1500, seed=12),
+        made("bursts", pairs, 3000, seed=2),
+    )
+    once = Load(
+        "spike",
+        "0.6 requests/s, 3 for five minutes for the first time ever, 0.6 again; tuned on a spike of 2.6 for four "
+        "minutes, another seed",
+        made("spike", spike(0.6, 2.6, 400 * scale, 240 * scale), 1200, seed=13),
+        made("spike", high, 2400, seed=3),
+    )
+    everything = [
         Load(
             "azure",
             "Azure LLM inference 2023, conversation: tuned on minutes 0 to 6, reported on minutes 15 to 30",
@@ -84,23 +108,27 @@ def loads(scale: float = 1.0) -> dict[str, Load]:
         Load(
             "diurnal",
             "a day in an hour, 0.15 to 1.8 requests/s and back; tuned on half an hour, another seed",
-            generate("diurnal", diurnal(0.15, 1.8, 1800 * scale), 1800 * scale, seed=11),
-            generate("diurnal", diurnal(0.15, 1.8, 3600 * scale), 3600 * scale, seed=1),
+            made("diurnal", diurnal(0.15, 1.8, 1800 * scale), 1800, seed=11),
+            made("diurnal", diurnal(0.15, 1.8, 3600 * scale), 3600, seed=1),
         ),
-        Load(
-            "bursts",
-            "15 minutes at 0.3 requests/s, 10 at 2.2, twice; tuned on one such pair, another seed",
-            generate("bursts", on_off(0.3, 2.2, 600 * scale, 900 * scale), 1500 * scale, seed=12),
-            generate("bursts", on_off(0.3, 2.2, 600 * scale, 900 * scale), 3000 * scale, seed=2),
+        bursts,
+        once,
+        replace(
+            bursts,
+            name="bursts-again",
+            what="15 minutes at 0.3 requests/s, 10 at 2.2, twice, after one such pair; tuned as bursts",
+            test=made("bursts", pairs, 4500, seed=2),
+            warmup_seconds=1500 * scale,
         ),
-        Load(
-            "spike",
-            "0.6 requests/s, 3 for five minutes, 0.6 again; tuned on a spike of 2.6 for four minutes, another seed",
-            generate("spike", spike(0.6, 2.6, 400 * scale, 240 * scale), 1200 * scale, seed=13),
-            generate("spike", spike(0.6, 3.0, 900 * scale, 300 * scale), 2400 * scale, seed=3),
+        replace(
+            once,
+            name="spike-again",
+            what="the spike of 3 requests/s for five minutes, half an hour after one of 2.2 for four; tuned as spike",
+            test=made("spike", then(low, 1200 * scale, high), 3600, seed=3),
+            warmup_seconds=1200 * scale,
         ),
     ]
-    return {load.name: load for load in made}
+    return {load.name: load for load in everything}
 
 
 _LOADS: dict[float, dict[str, Load]] = {}
@@ -110,8 +138,8 @@ def _run(job: _Job) -> Result:
     if job.scale not in _LOADS:
         _LOADS[job.scale] = loads(job.scale)
     load = _LOADS[job.scale][job.load]
-    workload = load.tuning if job.is_tuning else load.test
-    scenario = replace(job.scenario, initial_replicas=load.initial_replicas)
+    workload, warmup = (load.tuning, 0.0) if job.is_tuning else (load.test, load.warmup_seconds)
+    scenario = replace(job.scenario, initial_replicas=load.initial_replicas, warmup_seconds=warmup)
     if job.policy == "static":
         scenario = replace(scenario, initial_replicas=job.settings["replicas"])
     policy = CATALOG[job.policy].make(scenario, workload, job.settings)
@@ -129,16 +157,18 @@ def tuned(trials: Sequence[Trial]) -> Trial:
 def compare(
     *,
     profile: str = "h100-qwen3-32b",
-    load_names: Sequence[str] = ("azure", "diurnal", "bursts", "spike"),
+    load_names: Sequence[str] = LOADS,
     start_seconds: Sequence[float] = (30.0, 110.0, 240.0),
     policies: Sequence[str] = tuple(CATALOG),
     routings: Sequence[str] = ("connection",),
     scale: float = 1.0,
     seed: int = 0,
     workers: int = 1,
+    known: Sequence[Trial] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Trial], list[Cell]]:
-    """(every grid point, every cell). What has a grid is tuned once a trace; PageFleet runs with its defaults, too."""
+    """(every grid point, every cell). What has a grid is tuned once a trace; points of the grid that are `known` are
+    not run again: a run is a function of its seed."""
     base = Scenario(load_profile(profile), seed=seed)
     tuning = replace(base, start_seconds=TUNING_START_SECONDS)
     grid = [
@@ -147,7 +177,9 @@ def compare(
         for policy in policies
         if CATALOG[policy].grid
         for settings in CATALOG[policy].combinations()
+        if not any((trial.load, trial.policy) == (load, policy) and trial.settings == settings for trial in known)
     ]
+    kept = [trial for trial in known if trial.load in load_names and trial.policy in policies]
     total = len(grid) + len(load_names) * len(start_seconds) * len(policies) * len(routings)
     done = 0
 
@@ -163,7 +195,7 @@ def compare(
 
     pool = ProcessPoolExecutor(workers) if workers > 1 else None
     try:
-        trials = [
+        trials = kept + [
             Trial(job.load, job.policy, job.settings, result) for job, result in zip(grid, run_all(grid), strict=True)
         ]
         best: dict[tuple[str, str], Settings] = {}

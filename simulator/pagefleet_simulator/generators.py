@@ -59,6 +59,11 @@ def on_off(low: float, high: float, on: float, off: float) -> Rate:
     return lambda now: low if now % (on + off) < off else high
 
 
+def then(first: Rate, seconds: float, second: Rate) -> Rate:
+    """One rate for so long, then another whose time begins there."""
+    return lambda now: first(now) if now < seconds else second(now - seconds)
+
+
 def generate(name: str, rate: Rate, seconds: float, *, seed: int, lengths: Lengths | None = None) -> Workload:
     """Poisson arrivals by thinning (Lewis and Shedler, 1979)."""
     lengths = lengths or Lengths()

@@ -13,7 +13,7 @@ from typing import Any
 
 from pagefleet_simulator import table
 from pagefleet_simulator.catalog import CATALOG
-from pagefleet_simulator.compare import Cell, Trial, compare, to_json
+from pagefleet_simulator.compare import LOADS, Cell, Trial, compare, to_json
 from pagefleet_simulator.plot import PlotError, draw
 from pagefleet_simulator.profile import ProfileError, load_profile, shipped_profiles
 from pagefleet_simulator.results import Result, summarise
@@ -82,11 +82,14 @@ def _parser() -> argparse.ArgumentParser:
     whole = commands.add_parser("compare", help="all policies, tuned, on all traces: the published table")
     whole.add_argument("--scale", type=float, default=1.0, help="shorten all traces, for a quick look (1)")
     whole.add_argument("--policies", default=",".join(CATALOG), help="only these")
-    whole.add_argument("--loads", default="azure,diurnal,bursts,spike")
+    whole.add_argument("--loads", default=",".join(LOADS))
     whole.add_argument("--start-seconds", default="30,110,240")
     whole.add_argument("--routings", default="connection")
     whole.add_argument("--seed", type=int, default=0)
     whole.add_argument("--workers", type=int, default=os.cpu_count() or 1)
+    whole.add_argument(
+        "--grid", type=Path, metavar="JSON", help="take grid points from an earlier --json of the same seed and scale"
+    )
     whole.add_argument("--keep", type=Path, metavar="JSON", help="take what is not run again from an earlier --json")
     whole.add_argument("--json", type=Path, help="write everything")
     whole.add_argument("--markdown", type=Path, help="write the tables")
@@ -154,6 +157,7 @@ def _compare(options: argparse.Namespace) -> int:
     unknown = [name for name in policies if name not in CATALOG]
     if unknown:
         raise ValueError(f"policy {unknown[0]!r} is none of {', '.join(CATALOG)}")
+    known = [] if options.grid is None else from_json(json.loads(options.grid.read_text()))[0]
     with progress_bar("comparison") as on_progress:
         trials, cells = compare(
             load_names=options.loads.split(","),
@@ -163,6 +167,7 @@ def _compare(options: argparse.Namespace) -> int:
             scale=options.scale,
             seed=options.seed,
             workers=options.workers,
+            known=known,
             on_progress=lambda done, total: on_progress(done / total),
         )
     if options.keep is not None:

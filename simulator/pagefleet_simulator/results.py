@@ -18,7 +18,7 @@ REVERSAL_SECONDS = 600.0
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Of one run. Latencies are infinite where requests failed."""
+    """Of one run after its warm-up. Latencies are infinite where requests failed."""
 
     requests: int
     attainment_percent: float
@@ -37,7 +37,9 @@ class Result:
 
 def summarise(workload: Workload, scenario: Scenario, outcome: Outcome) -> Result:
     """Numbers of a run."""
-    objective, served = scenario.objective, outcome.served
+    objective, warm = scenario.objective, scenario.warmup_seconds
+    served = [item for item in outcome.served if item.arrival.time >= warm]
+    changes = [change for change in outcome.changes if change[0] >= warm]
     good = sum(
         not item.failed
         and item.time_to_first_token <= objective.time_to_first_token_seconds
@@ -57,9 +59,9 @@ def summarise(workload: Workload, scenario: Scenario, outcome: Outcome) -> Resul
         p99_first_token_seconds=percentile(first, 99),
         p95_time_per_token_seconds=percentile(per_token, 95),
         device_hours=outcome.device_seconds / 3600,
-        changes=len(outcome.changes),
-        reversals=count_reversals(outcome.changes),
-        most_replicas=max((point.wanted for point in outcome.timeline), default=0),
+        changes=len(changes),
+        reversals=count_reversals(changes),
+        most_replicas=max((point.wanted for point in outcome.timeline if point.time >= warm), default=0),
     )
 
 

@@ -51,6 +51,8 @@ class Scenario:
     clients: int = 32
     """Client processes, each with its own pool of connections."""
     keep_alive_seconds: float = 75.0
+    warmup_seconds: float = 0.0
+    """Of the trace's beginning: it is lived through and remembered by the policy, but nothing of it is counted."""
     tail_seconds: float = 600.0
     """After the trace's end requests may take so long to finish; then they count as failed."""
     objective: Objective = field(default_factory=Objective)
@@ -66,5 +68,7 @@ class Scenario:
         for name in ("start_seconds", "scrape_seconds", "stale_seconds", "keep_alive_seconds"):
             if not getattr(self, name) > 0:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        if self.warmup_seconds < 0:
+            raise ValueError(f"warmup_seconds is {self.warmup_seconds}; it must be at least 0")
         if self.clients < 1 or not 0 <= self.faults.silent_part <= 1:
             raise ValueError(f"clients is {self.clients}, silent_part {self.faults.silent_part}; >= 1 and 0..1")

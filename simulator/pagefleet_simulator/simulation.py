@@ -41,7 +41,7 @@ class Outcome:
     num_refused: int = 0
     num_unrouted: int = 0
     device_seconds: float = 0.0
-    """Accelerators held, over the trace's length."""
+    """Accelerators held, over the trace's length after the warm-up."""
     changes: list[tuple[float, int, int]] = field(default_factory=list)
     """(time, from, to) of every change of the wanted count."""
     timeline: list[Point] = field(default_factory=list)
@@ -88,6 +88,7 @@ class _Run:
         for _ in range(self._wanted):
             pod = self._create(0.0)
             self._ready(pod, pod.incarnation, 0.0)
+            pod.start_seconds = self._scenario.start_seconds  # seen before the trace began
         self._at(0.0, self._scrape)
         self._at(self._policy.period_seconds, self._decide)
         self._at(0.0, self._draw)
@@ -224,7 +225,8 @@ class _Run:
 
     def _pay(self, pod: SimulatedPod, now: float) -> None:
         if pod.device_since is not None:
-            held = max(0.0, min(now, self._end) - pod.device_since)
+            began = max(pod.device_since, self._scenario.warmup_seconds)
+            held = max(0.0, min(now, self._end) - began)
             self._outcome.device_seconds += held * self._scenario.profile.devices
             pod.device_since = None
 

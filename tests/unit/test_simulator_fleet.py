@@ -115,6 +115,23 @@ def test_summaries_count_failures_as_missed() -> None:
     assert result.p95_first_token_seconds == float("inf")
 
 
+def test_a_warm_up_is_lived_through_and_not_counted() -> None:
+    load = evenly(100, 1.0, prompt=10, output=2)
+    scenario = small_scenario(initial_replicas=2, warmup_seconds=50.0)
+    outcome = simulate(load, scenario, Plan((0, 2), (20, 5), (30, 2), (70, 3)))
+    result = summarise(load, scenario, outcome)
+    assert len(outcome.served) == 100
+    assert result.requests == 50
+    assert result.device_hours == pytest.approx((100 + 30) / 3600)
+    assert (result.changes, result.reversals, result.most_replicas) == (1, 0, 3)
+
+
+def test_the_start_up_time_of_the_first_replicas_is_known() -> None:
+    plan = Plan((0, 2))
+    simulate(evenly(3, 1.0), small_scenario(initial_replicas=2, start_seconds=33.0), plan)
+    assert [pod.start_seconds for pod in plan.seen[0].pods] == [33.0, 33.0]
+
+
 def test_reversals_are_changes_of_direction_within_ten_minutes() -> None:
     assert count_reversals([(0, 1, 2), (10, 2, 4), (300, 4, 3), (1000, 3, 5)]) == 1
     assert count_reversals([(0, 1, 2), (601, 2, 1)]) == 0
@@ -133,6 +150,7 @@ def test_percentiles() -> None:
         {"initial_replicas": 9},
         {"start_seconds": 0.0},
         {"clients": 0},
+        {"warmup_seconds": -1.0},
         {"faults": Faults(silent_part=2)},
     ],
 )
