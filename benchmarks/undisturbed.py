@@ -1,8 +1,9 @@
 """Timing one step after the other on a machine that others use, too."""
 
+import contextlib
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -32,6 +33,20 @@ def timed(work: Callable[[], T], *, bursts: bool) -> tuple[T, float]:
         _schedule(os.SCHED_OTHER, 0)
         time.sleep(seconds)
     return result, seconds
+
+
+@contextlib.contextmanager
+def ahead_of_others(*, wanted: bool) -> Iterator[None]:
+    """What is started meanwhile runs before everything else on the machine; afterwards the others have as long."""
+    began = time.perf_counter()
+    if wanted:
+        os.sched_setscheduler(0, os.SCHED_RR, os.sched_param(PRIORITY))
+    try:
+        yield
+    finally:
+        if wanted:
+            os.sched_setscheduler(0, os.SCHED_OTHER, os.sched_param(0))
+            time.sleep(time.perf_counter() - began)
 
 
 def _schedule(policy: int, priority: int) -> None:
