@@ -4,7 +4,7 @@ import random
 
 import pytest
 
-from pagefleet_server.core.chunk_policy import MIN_CHUNK_TOKENS
+from pagefleet_server.core.chunk_policy import MAX_STRETCH, MIN_CHUNK_TOKENS
 from pagefleet_server.core.step_time import MIN_STEPS, StepTimeModel, StepWork
 from support.scheduling import Bench, make_limits, make_prompt
 
@@ -103,12 +103,12 @@ def run_steps(bench: Bench, count: int, *, overhead: float = 0.0) -> list[int]:
     return chunks
 
 
-def smooth_bench(max_step_seconds: float | None, *, overhead: float = 0.0) -> Bench:
+def smooth_bench(max_step_seconds: float | None, *, overhead: float = 0.0, max_num_seqs: int = 4) -> Bench:
     bench = Bench(
         make_limits(
             num_blocks=800,
             max_model_len=3000,
-            max_num_seqs=4,
+            max_num_seqs=max_num_seqs,
             max_num_batched_tokens=512,
             max_step_seconds=max_step_seconds,
         )
@@ -124,6 +124,35 @@ def test_long_prompt_beside_a_stream_is_cut_by_time() -> None:
     chunks = run_steps(bench, 8)
     # 5 ms + 0.4 ms per token: about 110 tokens fit into 50 ms, once a first chunk has taught what a token costs.
     assert all(90 <= chunk <= 115 for chunk in chunks[1:])
+
+
+@pytest.mark.parametrize(("num_prompts", "stretch"), [(1, 1), (2, 2), (3, 3)])
+def test_the_bound_stretches_by_the_prompts_to_one_stream(num_prompts: int, stretch: int) -> None:
+    """Whether they are under way or wait with a seat for them."""
+    bench = smooth_bench(0.05)
+    for index in range(num_prompts - 1):
+        bench.add(f"long{index}", make_prompt(1500, first=21 + index), max_tokens=1)
+    most = (0.05 * stretch - 0.0054) / 0.0004
+    assert all(0.8 * most <= chunk <= 1.02 * most for chunk in run_steps(bench, 4)[1:])
+
+
+@pytest.mark.parametrize(("max_num_seqs", "stretch"), [(4, 3.0), (20, MAX_STRETCH)])
+def test_the_bound_stretches_for_prompts_with_a_seat_up_to_its_limit(max_num_seqs: int, stretch: float) -> None:
+    bench = smooth_bench(0.01, max_num_seqs=max_num_seqs)
+    for index in range(30):
+        bench.add(f"long{index}", make_prompt(1500, first=21 + index), max_tokens=1)
+    most = (0.01 * stretch - 0.0054) / 0.0004
+    assert all(0.8 * most <= chunk <= 1.02 * most for chunk in run_steps(bench, 4)[1:])
+
+
+def test_streams_in_the_majority_are_held_to_the_bound() -> None:
+    bench = smooth_bench(0.05)
+    for index in range(2):
+        bench.add(f"stream{index}", [index + 1], max_tokens=1000)
+    run_steps(bench, 30)
+    bench.add("late", make_prompt(1500, first=3), max_tokens=1)
+    chunks = run_steps(bench, 4)
+    assert all(chunk <= 115 for chunk in chunks)
 
 
 def test_without_a_bound_or_without_streams_only_the_budget_cuts() -> None:

@@ -160,6 +160,7 @@ class Scheduler:
         plan = StepPlan(self._last_step_id + 1, self.limits.max_num_batched_tokens, MAX_SCORED_TOKENS)
         self._yield_to_priority(now)
         self._plan_decodes(now, plan)
+        plan.num_prompts = self._num_prompts()
         for request in list(self._running):
             if request.num_remaining > 1 and (count := self._chunks.size(request, plan)) > 0:
                 self._advance(request, count, plan)
@@ -250,6 +251,11 @@ class Scheduler:
             num_unplanned = len(decodes) - index
             drafts = self._speculation.draft(request, plan, num_unplanned=num_unplanned) if guesses else ()
             self._advance(request, 1, plan, drafts)
+
+    def _num_prompts(self) -> int:
+        """Running requests with more than one token to compute, and waiting ones as far as there are seats."""
+        entering = sum(request.num_remaining > 1 for request in self._running)
+        return entering + min(len(self._waiting), self.limits.max_num_seqs - self._roster.num_seats_taken)
 
     def _yield_to_priority(self, now: float) -> None:
         """Preempt less important running requests when that lets the first waiting one in."""

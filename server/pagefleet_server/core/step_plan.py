@@ -17,6 +17,8 @@ class StepPlan:
     score_budget: int
     """Rows of logits over the vocabulary that the step may have beyond one for each sequence: prompt tokens to score,
     guesses to check."""
+    num_prompts: int = 0
+    """Prompts that are being computed, or that wait and have a seat."""
     decodes: list[ScheduledRequest] = field(default_factory=list)
     chunks: list[ScheduledRequest] = field(default_factory=list)
     copies: list[tuple[int, int]] = field(default_factory=list)
