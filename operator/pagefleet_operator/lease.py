@@ -74,8 +74,9 @@ class LeaseHolder:
         """Whether a write is still safe: the last renewal began within the renew deadline."""
         return self._renewed is not None and self._monotonic() - self._renewed < self._settings.renew_deadline_seconds
 
-    async def acquire(self) -> None:
-        """Returns once the lease is ours."""
+    async def acquire(self, *, may_skip: bool = False) -> bool:
+        """True once the lease is ours. `may_skip`: False at once where there can be none, as the namespace is gone or
+        we have no rights in it."""
         seen: Sighting | None = None
         waiting_for = ""
         while True:
@@ -83,13 +84,30 @@ class LeaseHolder:
                 seen, taken = await self._try(seen)
                 if taken:
                     logger.info("holding lease %s/%s as %s", self.namespace, names.LEASE, self._identity)
-                    return
+                    return True
                 if seen is not None and seen.holder != waiting_for:
                     waiting_for = seen.holder
                     logger.info("standby: lease %s/%s is held by %s", self.namespace, names.LEASE, waiting_for)
             except (ApiError, TimeoutError) as error:
+                if may_skip and isinstance(error, ApiError) and error.status in (403, 404):
+                    logger.warning("namespace %s is not served until it can be: %s", self.namespace, error)
+                    return False
                 logger.warning("lease %s/%s: %s", self.namespace, names.LEASE, error or "no answer in time")
             await asyncio.sleep(self._settings.retry_seconds)
+
+    async def come_back(self) -> str:
+        """Of a lease that was skipped: returns once it can be had, and why that matters."""
+        while True:
+            await asyncio.sleep(self._settings.retry_seconds)
+            try:
+                async with asyncio.timeout(self._settings.write_timeout_seconds):
+                    known = await self._api.get(LEASES, self.namespace, names.LEASE)
+                if known is None:
+                    await self._write(None)
+            except (ApiError, TimeoutError) as error:
+                logger.debug("namespace %s: %s", self.namespace, error)
+                continue
+            return f"namespace {self.namespace} can be served now: starting anew"
 
     async def hold(self) -> str:
         """Renews until the lease is lost; returns why."""

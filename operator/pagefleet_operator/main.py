@@ -191,13 +191,14 @@ async def _live(access: Access, settings: OperatorSettings, telemetry: Telemetry
             LeaseHolder(api, namespace, identity, settings.lease)
             for namespace in sorted(settings.namespaces or (access.default_namespace,))
         ]
-        api.may_write = lambda: all(lease.is_held for lease in leases)
+        api.may_write = lambda: False
         health.role = "standby"
         holding: list[asyncio.Task[str]] = []
         try:
-            for lease in leases:
-                await lease.acquire()
-                holding.append(asyncio.create_task(lease.hold(), name=f"lease {lease.namespace}"))
+            served = await _acquire(leases, holding)
+            api.may_write = lambda: all(lease.is_held for lease in served)
+            if settings.namespaces:
+                settings = replace(settings, namespaces=tuple(lease.namespace for lease in served))
             return await _lead(api, settings, telemetry, health, holding)
         finally:
             for task in holding:
@@ -205,6 +206,26 @@ async def _live(access: Access, settings: OperatorSettings, telemetry: Telemetry
             await asyncio.gather(*holding, return_exceptions=True)
             for lease in leases:
                 await lease.release()
+
+
+async def _acquire(leases: Sequence[LeaseHolder], holding: list[asyncio.Task[str]]) -> list[LeaseHolder]:
+    """Returns those that are ours; a namespace that is gone must not keep the others from being served.
+
+    `holding` gets a task for each: it ends when what is served has to change.
+    """
+    while True:
+        served: list[LeaseHolder] = []
+        skipped: list[LeaseHolder] = []
+        for lease in leases:
+            if await lease.acquire(may_skip=len(leases) > 1):
+                served.append(lease)
+                holding.append(asyncio.create_task(lease.hold(), name=f"lease {lease.namespace}"))
+            else:
+                skipped.append(lease)
+        if served:
+            holding += [asyncio.create_task(lease.come_back(), name=f"lease {lease.namespace}") for lease in skipped]
+            return served
+        await asyncio.sleep(CRD_POLL_SECONDS)
 
 
 async def _lead(
@@ -255,7 +276,7 @@ async def _watch_until_the_end(manager: Manager, settings: OperatorSettings, hol
         await asyncio.wait({failed, watching, *holding}, return_when=asyncio.FIRST_COMPLETED)
         lost = [task.result() for task in holding if task.done()]
         if lost:
-            logger.error("the lease is lost: %s", lost[0])
+            logger.error("no longer leading: %s", lost[0])
             return EXIT_LEASE_LOST
         if failed.done():
             return EXIT_FAILED

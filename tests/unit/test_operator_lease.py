@@ -171,3 +171,36 @@ async def test_a_lost_lease_is_not_released() -> None:
     await leader.release()
     assert api.lease is not None
     assert api.lease["spec"]["holderIdentity"] == "leader"
+
+
+@pytest.mark.parametrize("status", [403, 404])
+async def test_a_namespace_that_is_gone_is_skipped_until_it_is_back(status: int) -> None:
+    api = MemoryApi()
+    gone = ApiError(status=status, reason="NotFound", message="namespaces team not found")
+    create = api.create
+
+    async def refuse(*_: Any, **__: Any) -> dict[str, Any]:
+        raise gone
+
+    api.create = refuse  # type: ignore[method-assign]
+    holder = LeaseHolder(api, "team", "me", SETTINGS)  # type: ignore[arg-type]
+    assert not await holder.acquire(may_skip=True)
+    assert not holder.is_held
+    back = asyncio.create_task(holder.come_back())
+    await asyncio.sleep(0.01)
+    assert not back.done()
+    api.create = create  # type: ignore[method-assign]
+    async with asyncio.timeout(5):
+        assert "team" in await back
+
+
+async def test_an_api_that_is_away_is_no_reason_to_skip_a_namespace() -> None:
+    api = MemoryApi()
+    api.broken = True
+    holder = LeaseHolder(api, "team", "me", SETTINGS)  # type: ignore[arg-type]
+    acquiring = asyncio.create_task(holder.acquire(may_skip=True))
+    await asyncio.sleep(0.01)
+    assert not acquiring.done()
+    api.broken = False
+    async with asyncio.timeout(5):
+        assert await acquiring
