@@ -29,7 +29,7 @@ class KVCache(Protocol):
 
     @property
     def dtype(self) -> torch.dtype:
-        """What is stored: key and value rows must come in it."""
+        """What is stored: rows come in it, or, for a quantised one, in any float dtype."""
 
     @property
     def device(self) -> torch.device:

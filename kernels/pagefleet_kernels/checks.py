@@ -5,7 +5,12 @@ import torch
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.errors import KernelArgumentError
 
-KV_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+"""Of queries, keys and values; a cache of one of these takes rows of its own dtype."""
+QUANTISED_KV_DTYPES = (torch.float8_e4m3fn,)
+"""What a cache may hold instead, where its backend can: rows of any of QUANTISED_ROW_DTYPES are converted."""
+QUANTISED_ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+KV_DTYPES = ROW_DTYPES + QUANTISED_KV_DTYPES
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 8, 256
 
 
@@ -32,6 +37,16 @@ def check_tensor(
         raise refuse(argument, f"on device {tensor.device}", f"on device {device}")
     if tensor.numel() > 1 and tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
         raise refuse(argument, f"strided {tensor.stride()}", "contiguous in its last dimension (stride 1)")
+
+
+def check_row_dtype(argument: str, rows: torch.Tensor, stored: torch.dtype) -> torch.dtype:
+    """The dtype that goes with a cache of dtype `stored`: its own, or, for a quantised one, that of the rows."""
+    if stored not in QUANTISED_KV_DTYPES:
+        return stored
+    if rows.dtype not in QUANTISED_ROW_DTYPES:
+        names = ", ".join(str(dtype) for dtype in QUANTISED_ROW_DTYPES)
+        raise refuse(argument, f"of dtype {rows.dtype}", f"of {names} for a cache of {stored}")
+    return rows.dtype
 
 
 def check_kv_shape(shape: KVShape) -> None:

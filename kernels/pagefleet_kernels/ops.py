@@ -18,6 +18,7 @@ from pagefleet_kernels.checks import (
     check_block_geometry,
     check_kv_shape,
     check_positive,
+    check_row_dtype,
     check_slots,
     check_tensor,
     refuse,
@@ -44,7 +45,11 @@ def allocate(
     dtype: torch.dtype,
     device: torch.device,
 ) -> KVCache:
-    """Zeroed KV memory of one layer for num_blocks blocks, the null block 0 included (so num_blocks >= 2)."""
+    """Zeroed KV memory of one layer for num_blocks blocks, the null block 0 included (so num_blocks >= 2).
+
+    dtype: the rows' own, or float8_e4m3fn, half the bytes of 16-bit floats, where the backend holds it: rows of any
+    float dtype are then converted as they are written. Raises KernelArgumentError, BackendUnavailable.
+    """
     check_kv_shape(shape)
     check_block_geometry(block_size, dtype)
     if num_blocks < 2:
@@ -70,13 +75,15 @@ def write_kv(
 ) -> None:
     """Store key [T, Hkv, D] and value [T, Hkv, Dv] at slot_mapping int64 [T]; slot -1 is skipped.
 
-    key and value: the cache's dtype and device, last dimension contiguous, any stride above it. Slots are distinct.
+    key and value: the cache's dtype (of a quantised cache: one float dtype) and device, last dimension contiguous, any
+    stride above it. Slots are distinct.
     Slots of the null block (0 <= slot < block_size) are refused. Raises KernelArgumentError.
     """
     shape = cache.shape
     num_tokens = key.shape[0] if key.dim() else 0
-    check_tensor("key", key, (num_tokens, shape.num_kv_heads, shape.head_dim), cache.dtype, cache.device)
-    check_tensor("value", value, (num_tokens, shape.num_kv_heads, shape.v_head_dim), cache.dtype, cache.device)
+    dtype = check_row_dtype("key", key, cache.dtype)
+    check_tensor("key", key, (num_tokens, shape.num_kv_heads, shape.head_dim), dtype, cache.device)
+    check_tensor("value", value, (num_tokens, shape.num_kv_heads, shape.v_head_dim), dtype, cache.device)
     check_tensor("slot_mapping", slot_mapping, (num_tokens,), torch.int64, cache.device)
     if check_bounds:
         check_slots(slot_mapping, cache.num_blocks, cache.block_size)
@@ -97,8 +104,9 @@ def paged_attention(
 ) -> torch.Tensor:
     """Causal attention of query [T, Hq, D] over the cache -> a new [T, Hq, Dv] tensor in the query's dtype.
 
-    The rows' K and V must already be in the cache (`write_kv` first). query: the cache's dtype and device, last
-    dimension contiguous. Hq is a multiple of the cache's Hkv; query head h reads kv head h // (Hq // Hkv).
+    The rows' K and V must already be in the cache (`write_kv` first). query: the cache's dtype (of a quantised cache:
+    any float dtype) and device, last dimension contiguous. Hq is a multiple of the cache's Hkv; query head h reads kv
+    head h // (Hq // Hkv).
     scale multiplies the scores. sliding_window w >= 1: a row at position p sees keys k with p - k < w.
     softcap c > 0: scores become c * tanh(s / c). sinks [Hq], float: one extra logit per head in the softmax, without
     value. Rows of padding (slot -1, in sequences with seq_len 0) come out as zeros. Raises KernelArgumentError.
@@ -107,7 +115,8 @@ def paged_attention(
     if query.dim() != 3:
         raise refuse("query", f"shape {tuple(query.shape)}", "[T, Hq, D]")
     num_rows, num_q_heads = query.shape[0], query.shape[1]
-    check_tensor("query", query, (num_rows, num_q_heads, shape.head_dim), cache.dtype, cache.device)
+    dtype = check_row_dtype("query", query, cache.dtype)
+    check_tensor("query", query, (num_rows, num_q_heads, shape.head_dim), dtype, cache.device)
     if num_q_heads == 0 or num_q_heads % shape.num_kv_heads:
         raise refuse("query", f"{num_q_heads} heads", f"a multiple of the cache's {shape.num_kv_heads} kv heads")
     check_batch_form(batch, num_rows, cache.device)

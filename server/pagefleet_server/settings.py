@@ -34,6 +34,10 @@ class ModelSettings:
     """auto, bfloat16, float16 or float32. auto: the checkpoint's; on a CPU without AVX512-BF16 float32."""
     load_format: Annotated[str, Choices(("auto", "dummy"))] = "auto"
     """auto or dummy. dummy: random weights from the configuration alone, seed 0 (benchmarks, tests)."""
+    quantization: Annotated[str, Choices(("none", "gguf", "q8_0", "q4_1"))] = "none"
+    """none, gguf, q8_0 or q4_1: how the CPU kernels hold matrices. none: in the dtype. gguf: a .gguf file's as they are
+    there, in small integers with their own scales: nothing is rounded, less is read. q8_0 and q4_1 round a checkpoint
+    so at load, which changes its answers (docs/models-and-sampling.md). The fused decoder only."""
     executor: Annotated[str, Choices(("auto", "fused", "transformers"))] = "auto"
     """auto, fused or transformers. auto: the fused decoder for the architectures in its table, transformers' own code
     for all others; the log says which and why."""
@@ -73,6 +77,9 @@ class CacheSettings:
     """Bytes for KV over all layers. None: gpu_memory_utilization; without it 1 GiB on CPU, or what is there."""
     num_kv_blocks: Annotated[int, Meta(ge=1)] | None = None
     """Usable blocks (the null block comes on top), >= 1. None: from the memory."""
+    kv_cache_dtype: Annotated[str, Choices(("auto", "fp8", "fp8_e4m3"))] = "auto"
+    """auto, fp8 or fp8_e4m3 (the same). auto: the model's dtype. fp8: half the bytes of 16-bit KV, so twice the tokens,
+    with 3 bits of mantissa; on GPUs of compute capability 8.9 and later, else the start is refused."""
     prefix_caching: bool = True
     """Keep the KV of finished requests and share equal prefixes; false computes every prompt whole."""
     gpu_memory_utilization: Annotated[float, Meta(gt=0, le=1)] | None = None

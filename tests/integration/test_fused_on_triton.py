@@ -40,6 +40,24 @@ def test_every_other_family_does(interpreter: Interpreter, tmp_path: Path, case:
     check(interpreter, tmp_path, case)
 
 
+def distance(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
+    return float((torch.cat(got) - torch.cat(want)).norm() / torch.cat(want).norm())
+
+
+def test_fp8_kv_serves_both_executors(interpreter: Interpreter, tmp_path: Path) -> None:
+    """Half the bytes; logits as near as 3 bits of mantissa allow, and not the same as without."""
+    path = write_tiny(tmp_path, "qwen3")
+    oracle = eager(path)
+    want = [eager_logits(oracle, tokens) for tokens in work.prompts_of(oracle.config.vocab_size, LENGTHS)]
+    fused = interpreter.run(work.mixed_logits, path, "float32", LENGTHS, 1, "fp8")
+    general = interpreter.run(work.eager_through_transformers, path, LENGTHS, "fp8_e4m3")
+    assert 1e-3 < distance(fused, want) < 0.1
+    assert 1e-3 < distance(general, want) < 0.1
+    assert distance(fused, general) < 0.05  # a key may round to another of its neighbours
+    sizes = [interpreter.run(work.block_bytes, path, kv) for kv in ("auto", "fp8")]
+    assert sizes[0] == 2 * sizes[1]
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [

@@ -13,20 +13,22 @@ from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 from pagefleet_kernels.triton.program import TritonProgram
 from pagefleet_server.models.executor import open_model
 from pagefleet_server.models.fused.decoder import FusedDecoder
-from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block
+from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block, kv_dtype
 from pagefleet_server.runner.runner import Runner
 from pagefleet_server.settings import ModelSettings
 from support.stepping import Blocks, chunked_logits
 
 
-def runner_on_triton(path: str, dtype: str) -> Runner:
-    """The fused decoder with the backend that a GPU would get."""
+def runner_on_triton(path: str, dtype: str, kv: str = "auto") -> Runner:
+    """The fused decoder with the backend that a GPU would get. kv: as --kv-cache-dtype."""
     opened = open_model(ModelSettings(model=path, device="cpu", dtype=dtype, executor="fused"))
     backend = select_backend(opened.device, "triton")
     model, packed = opened.load(backend)
     assert not packed
-    plan = KVPlan(16, 32, bytes_per_block(model.layers, 16, backend=backend, dtype=model.dtype))
-    caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
+    stored = kv_dtype(kv, model.dtype)
+    plan = KVPlan(16, 32, bytes_per_block(model.layers, 16, backend=backend, dtype=stored))
+    caches = allocate_kv(model.layers, plan, backend=backend, dtype=stored, device=model.device)
+    assert sum(cache.num_bytes for cache in caches) == plan.num_bytes
     return Runner(model, backend, caches, plan, model.max_positions, {})
 
 
@@ -35,9 +37,11 @@ def prompts_of(vocab_size: int, lengths: tuple[int, ...]) -> list[list[int]]:
     return [[rng.randrange(3, vocab_size) for _ in range(length)] for length in lengths]
 
 
-def mixed_logits(path: Path, dtype: str, lengths: tuple[int, ...], seed: int = 1) -> list[torch.Tensor]:
+def mixed_logits(
+    path: Path, dtype: str, lengths: tuple[int, ...], seed: int = 1, kv: str = "auto"
+) -> list[torch.Tensor]:
     """Logits [T, V] of each prompt, computed in steps that mix random chunks of them."""
-    runner = runner_on_triton(str(path), dtype)
+    runner = runner_on_triton(str(path), dtype, kv)
     rng = random.Random(seed)
     blocks = Blocks(runner, rng)
     sequences = [
@@ -48,6 +52,29 @@ def mixed_logits(path: Path, dtype: str, lengths: tuple[int, ...], seed: int = 1
     assert isinstance(decoder, FusedDecoder)
     assert decoder._recorded is not None
     assert isinstance(decoder._recorded.program, TritonProgram)
+    return [got[str(index)].float() for index in range(len(sequences))]
+
+
+def block_bytes(path: Path, kv: str) -> int:
+    """Of a block over all layers, as the KV cache is sized with."""
+    return runner_on_triton(str(path), "bfloat16", kv).plan.bytes_per_block
+
+
+def eager_through_transformers(path: Path, lengths: tuple[int, ...], kv: str) -> list[torch.Tensor]:
+    """The same logits by the transformers path, whose attention writes and reads through the public ops."""
+    opened = open_model(ModelSettings(model=str(path), device="cpu", dtype="float32", executor="transformers"))
+    backend = select_backend(opened.device, "triton")
+    model, _ = opened.load(backend)
+    stored = kv_dtype(kv, model.dtype)
+    plan = KVPlan(16, 32, bytes_per_block(model.layers, 16, backend=backend, dtype=stored))
+    caches = allocate_kv(model.layers, plan, backend=backend, dtype=stored, device=model.device)
+    runner = Runner(model, backend, caches, plan, model.max_positions, {})
+    rng = random.Random(1)
+    blocks = Blocks(runner, rng)
+    sequences = [
+        blocks.sequence(str(index), tokens) for index, tokens in enumerate(prompts_of(runner.vocab_size, lengths))
+    ]
+    got = chunked_logits(runner, sequences, rng)
     return [got[str(index)].float() for index in range(len(sequences))]
 
 

@@ -87,8 +87,10 @@ def attend_fp8(
     heads[0] = 0.5
     cache.key_scales.copy_(heads * key_scale)
     cache.value_scales.copy_(heads * value_scale)
+    ops.write_kv(backend, cache, world.history_keys[:1], world.history_values[:1], world.history_slots[:1])
     fill(cache, world)
-    out = backend.paged_attention(
+    out = ops.paged_attention(
+        backend,
         world.query,
         cache,
         world.batch,

@@ -6,7 +6,8 @@ import torch
 
 from pagefleet_kernels.backend import KVCache
 from pagefleet_kernels.batch import AttentionBatch, KVShape
-from pagefleet_kernels.checks import refuse
+from pagefleet_kernels.checks import QUANTISED_KV_DTYPES, refuse
+from pagefleet_kernels.errors import BackendUnavailable
 from pagefleet_kernels.reference.attention import AttentionRule, paged_attention
 from pagefleet_kernels.reference.cache import ReferenceCache
 
@@ -19,7 +20,8 @@ class ReferenceBackend:
     def allocate(
         self, shape: KVShape, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> ReferenceCache:
-        """Zeroed KV memory of one layer."""
+        """Zeroed KV memory of one layer. Raises BackendUnavailable for quantised KV, which it does not hold."""
+        _check_dtype(dtype)
         form = (shape.num_kv_heads, num_blocks, block_size)
         return ReferenceCache(
             shape=shape,
@@ -29,6 +31,7 @@ class ReferenceBackend:
 
     def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block of one layer; there is no padding."""
+        _check_dtype(dtype)
         return shape.num_kv_heads * block_size * (shape.head_dim + shape.v_head_dim) * dtype.itemsize
 
     def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -63,6 +66,11 @@ class ReferenceBackend:
         sources, destinations = torch.tensor(pairs, device=own.device).unbind(1)
         own.keys.index_copy_(1, destinations, own.keys.index_select(1, sources))
         own.values.index_copy_(1, destinations, own.values.index_select(1, sources))
+
+
+def _check_dtype(dtype: torch.dtype) -> None:
+    if dtype in QUANTISED_KV_DTYPES:
+        raise BackendUnavailable(f"plain torch holds no KV in {dtype}")
 
 
 def _own(cache: KVCache) -> ReferenceCache:

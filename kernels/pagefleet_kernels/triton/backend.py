@@ -32,9 +32,12 @@ class TritonBackend:
         """Zeroed KV memory of one layer. fp8 e4m3 storage serves queries, keys and values of any float dtype."""
         if dtype not in STORAGE_DTYPES:
             raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in STORAGE_DTYPES)}")
-        if dtype == FP8 and device.type == "cuda" and torch.cuda.get_device_capability(device) < FP8_CAPABILITY:
-            found = torch.cuda.get_device_capability(device)
-            raise refuse("dtype", f"{dtype} on compute capability {found}", f"used on {FP8_CAPABILITY} or later")
+        if dtype == FP8 and device.type == "cuda":
+            major, minor = torch.cuda.get_device_capability(device)
+            if (major, minor) < FP8_CAPABILITY:
+                raise BackendUnavailable(
+                    f"compute capability {major}.{minor} converts no fp8 in hardware (from 8.9 on: L4, L40S, H100)"
+                )
         return allocate(shape, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
 
     def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:

@@ -1,8 +1,9 @@
 """How many KV blocks a model gets."""
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from types import MappingProxyType
 
 import torch
 
@@ -16,6 +17,10 @@ from pagefleet_server.settings import CacheSettings
 
 DEFAULT_CPU_BYTES = 1024**3
 """KV bytes on a CPU when nothing is asked for, and so much is there."""
+KV_CACHE_DTYPES: Mapping[str, torch.dtype | None] = MappingProxyType(
+    {"auto": None, "fp8": torch.float8_e4m3fn, "fp8_e4m3": torch.float8_e4m3fn}
+)
+"""Values of --kv-cache-dtype; None: the model's own."""
 DEFAULT_GPU_PART = 0.9
 """Of a GPU's memory to use in all, when nothing is asked for."""
 
@@ -65,6 +70,13 @@ def plan_kv(
 def bytes_per_block(layers: Sequence[LayerSpec], block_size: int, *, backend: Backend, dtype: torch.dtype) -> int:
     """Over all layers, K and V."""
     return sum(ops.bytes_per_block(backend, kv_shape(layer), block_size=block_size, dtype=dtype) for layer in layers)
+
+
+def kv_dtype(name: str, model_dtype: torch.dtype) -> torch.dtype:
+    """What --kv-cache-dtype asks for. Raises ModelError."""
+    if name not in KV_CACHE_DTYPES:
+        raise ModelError(f"--kv-cache-dtype {name!r}: expected one of {', '.join(KV_CACHE_DTYPES)}")
+    return KV_CACHE_DTYPES[name] or model_dtype
 
 
 def allocate_kv(

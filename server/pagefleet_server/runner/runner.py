@@ -25,7 +25,7 @@ from pagefleet_server.runner.decode_graphs import DecodeGraphs
 from pagefleet_server.runner.flat_batch import FlatBatch, flatten
 from pagefleet_server.runner.grammars import Grammars, load_in_background
 from pagefleet_server.runner.graph_setup import graph_setup
-from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block, kv_shape, plan_kv
+from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block, kv_dtype, kv_shape, plan_kv
 from pagefleet_server.runner.logprobs import score_prompts
 from pagefleet_server.runner.memory_budget import MemoryBudget
 from pagefleet_server.runner.paged_context import PagedContext
@@ -157,7 +157,7 @@ class Runner:
         """One block, beside the others."""
         plan = replace(self.plan, num_blocks=1)
         caches = allocate_kv(
-            self.model.layers, plan, backend=self.backend, dtype=self.model.dtype, device=self.model.device
+            self.model.layers, plan, backend=self.backend, dtype=self.caches[0].dtype, device=self.model.device
         )
         return replace(self, plan=plan, caches=caches, graphs=None, fresh=True)
 
@@ -233,7 +233,8 @@ def _build(
     opened = open_model(settings.model, group, told)
     if connect is not None:
         connect(opened.device)
-    backend = _backend_for(opened, settings.cache.block_size)
+    stored = kv_dtype(settings.cache.kv_cache_dtype, opened.dtype)
+    backend = _backend_for(opened, settings.cache.block_size, stored)
     model, packed = opened.load(backend, told)
     if settings.model.deterministic:
         _check_deterministic(model.device, backend.name, backend.name if packed else "torch")
@@ -241,25 +242,26 @@ def _build(
     weights = f"{model.num_weight_bytes} bytes of weights, {_name(model.dtype)}, {where}"
     now = timed("load_weights", weights, started)
 
-    budget = _measure(settings, model, backend, group)
+    budget = _measure(settings, model, backend, group, stored)
     graphing = graph_setup(
         settings.model.cuda_graphs,
         model,
         backend,
         max_rows=settings.scheduler.max_num_seqs,
-        kv_dtype=model.dtype,
+        kv_dtype=stored,
         group=group,
     )
     if graphing is not None:
         longest = min(settings.model.max_model_len or model.max_positions, model.max_positions)
         estimate = graphing.estimate(block_size=settings.cache.block_size, max_seq_len=longest)
         budget = replace(budget, graphs=estimate)
-    plan = plan_kv(model.layers, settings.cache, budget, backend=backend, dtype=model.dtype, device=model.device)
+    plan = plan_kv(model.layers, settings.cache, budget, backend=backend, dtype=stored, device=model.device)
     if group is not None:
         plan = replace(plan, num_blocks=group.least(plan.num_blocks))
     budget.check(plan.num_bytes)
-    caches = allocate_kv(model.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
-    blocks = f"{plan.num_bytes} bytes of KV, {plan.num_blocks} blocks of {plan.block_size} tokens ({backend.name})"
+    caches = allocate_kv(model.layers, plan, backend=backend, dtype=stored, device=model.device)
+    blocks = f"{plan.num_blocks} blocks of {plan.block_size} tokens ({_name(stored)}, {backend.name})"
+    blocks = f"{plan.num_bytes} bytes of KV, {blocks}"
     now = timed("allocate_kv", blocks, now)
 
     runner = Runner(
@@ -292,13 +294,21 @@ def _build(
     return runner
 
 
-def _backend_for(model: OpenedModel, block_size: int) -> Backend:
-    """The fastest backend that can hold this model's layers (their widths, dtype and block size)."""
+def _backend_for(model: OpenedModel, block_size: int, stored: torch.dtype) -> Backend:
+    """The fastest backend that can hold this model's layers (their widths, block size, and `stored`, the KV's dtype).
+    KV in another dtype than the model's is asked for by name: where it cannot be had, ModelError."""
     backend = select_backend(model.device)
     try:
-        for layer in model.layers:
-            ops.bytes_per_block(backend, kv_shape(layer), block_size=block_size, dtype=model.dtype)
+        for shape in {kv_shape(layer) for layer in model.layers}:
+            ops.bytes_per_block(backend, shape, block_size=block_size, dtype=stored)
+            if stored != model.dtype:  # what the device cannot do shows here, before the weights are read
+                ops.allocate(backend, shape, num_blocks=2, block_size=block_size, dtype=stored, device=model.device)
     except BackendUnavailable as error:
+        if stored != model.dtype:
+            raise ModelError(
+                f"--kv-cache-dtype: no KV in {_name(stored)} with the {backend.name} backend on {model.device}:"
+                f" {error.reason}; leave it at auto"
+            ) from error
         _logger.warning("attention backend %s cannot serve this model (%s)", backend.name, error.reason)
         return select_backend(model.device, "reference")
     except KernelArgumentError as error:
@@ -326,13 +336,15 @@ def _max_model_len(settings: EngineSettings, model: Executor, plan: KVPlan) -> i
     return min(wanted or model.max_positions, model.max_positions, plan.num_blocks * plan.block_size)
 
 
-def _measure(settings: EngineSettings, model: Executor, backend: Backend, group: RankGroup | None) -> MemoryBudget:
+def _measure(
+    settings: EngineSettings, model: Executor, backend: Backend, group: RankGroup | None, stored: torch.dtype
+) -> MemoryBudget:
     """What memory the model takes, found by the largest step on a small cache, which all ranks run at once."""
     shallow, block_size = model.shallow(), settings.cache.block_size
     step, num_blocks = largest_step(settings.scheduler, max_positions=model.max_positions, block_size=block_size)
-    per_block = bytes_per_block(shallow.layers, block_size, backend=backend, dtype=model.dtype)
+    per_block = bytes_per_block(shallow.layers, block_size, backend=backend, dtype=stored)
     plan = KVPlan(block_size, num_blocks, per_block)
-    caches = allocate_kv(shallow.layers, plan, backend=backend, dtype=model.dtype, device=model.device)
+    caches = allocate_kv(shallow.layers, plan, backend=backend, dtype=stored, device=model.device)
     trial = Runner(shallow, backend, caches, plan, num_blocks * block_size, {})
     leads = group is None or group.rank == 0
 
