@@ -1,5 +1,6 @@
 """Weights in their own scales: small integers in groups along K, with a scale and perhaps a minimum for each group."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Protocol, runtime_checkable
 
@@ -42,17 +43,20 @@ class GroupedWeight:
         """Of a level."""
         return 8 if self.levels is None else 4
 
+    @property
+    def num_bytes(self) -> int:
+        """In a kernel's layout: levels in their bits, with scales and minimums."""
+        minimums = 0 if self.minimums is None else self.minimums.nbytes
+        return self.codes.numel() * self.bits // 8 + self.scales.nbytes + minimums
+
     def dequantize(self) -> torch.Tensor:
         """float32 [N, K]."""
         levels = self._bytes().codes.to(torch.float32)
         wide = self.scales.float().repeat_interleave(self.group, 1) * levels
         return wide if self.minimums is None else wide + self.minimums.float().repeat_interleave(self.group, 1)
 
-    def rows(self, first: int, end: int) -> "GroupedWeight":
-        """Outputs [first, end)."""
-        return self._map(lambda part: part[first:end])
-
-    def _map(self, change: "_Change") -> "GroupedWeight":
+    def map(self, change: Callable[[torch.Tensor], torch.Tensor]) -> "GroupedWeight":
+        """change(codes), change(scales), change(minimums): other rows, or another order of them."""
         minimums = None if self.minimums is None else change(self.minimums)
         return replace(self, codes=change(self.codes), scales=change(self.scales), minimums=minimums)
 
@@ -70,10 +74,6 @@ class GroupedWeight:
         if self.minimums is not None:
             return replace(self, scales=scales, minimums=self.minimums.to(dtype).repeat_interleave(times, 1))
         return replace(self, scales=scales, minimums=torch.zeros_like(scales) if minimums else None)
-
-
-class _Change(Protocol):
-    def __call__(self, part: torch.Tensor) -> torch.Tensor: ...
 
 
 def join(parts: list[GroupedWeight]) -> GroupedWeight:

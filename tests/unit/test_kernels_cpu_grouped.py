@@ -161,11 +161,6 @@ def test_weights_of_several_forms_are_joined_without_rounding() -> None:
         grouped.join([weight(3, 64, "q4_1"), weight(3, 32, "q4_1")])
 
 
-def test_rows_are_outputs() -> None:
-    given = weight(9, 64, "q4_1")
-    assert torch.equal(given.rows(2, 5).dequantize(), given.dequantize()[2:5])
-
-
 def test_what_cannot_be_held_is_said() -> None:
     given = weight(4, 64, "q4_1")
     owner = backend(LEVELS[-1])

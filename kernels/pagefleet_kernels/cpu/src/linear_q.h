@@ -10,6 +10,7 @@
 // rows of a chunk.
 #pragma once
 
+#include <type_traits>
 #include <vector>
 
 #include "linear.h"
@@ -46,22 +47,21 @@ struct PackGroupedCall {
 };
 
 inline size_t scale_bytes(bool wide) { return wide ? 4 : 2; }
-inline size_t pair_bytes(int bits) { return static_cast<size_t>(kPanel) * kPair * static_cast<size_t>(bits) / 8; }
 
 // Of one panel of one group.
 inline size_t group_bytes(int group, int bits, bool wide_scales, bool has_minimums) {
     size_t scales = kPanel * scale_bytes(wide_scales) * (has_minimums ? 2 : 1);
-    return scales + static_cast<size_t>(group / kPair) * pair_bytes(bits);
+    return scales + static_cast<size_t>(kPanel * group * bits / 8);
 }
 
-// Where output `column` of the panel has its code of element `parity` of a pair, in a pair's bytes; nibbles: in halves.
-// Nibbles: byte-pairs of one output, whose four nibbles belong to outputs 16 apart. Bytes: 16 outputs' even elements,
-// then their odd ones. With 16 outputs in a panel the nibbles of a pair share a byte.
-inline size_t code_place(int bits, int column, int parity) {
-    size_t lane = static_cast<size_t>(column % kLanes), tile = static_cast<size_t>(column / kLanes);
-    if (bits == 8) return (tile * kPair + static_cast<size_t>(parity)) * kLanes + lane;
-    if (kMaxColumns == 1) return lane * kPair + static_cast<size_t>(parity);
-    return (lane * kPair + static_cast<size_t>(parity)) * 4 + tile;
+// Where output `column` of a panel has its code of element k of the group, in codes of that size. Nibbles: byte-pairs of
+// one output and one pair of k's, whose four nibbles belong to outputs 16 apart; with 16 outputs in a panel the nibbles of
+// a pair share a byte. Bytes: the four of a quad of k's side by side, 16 outputs after another.
+inline size_t code_place(int bits, int column, int k) {
+    const size_t lane = static_cast<size_t>(column % kLanes), tile = static_cast<size_t>(column / kLanes);
+    const size_t pair = static_cast<size_t>(k / kPair), parity = static_cast<size_t>(k % kPair);
+    if (bits == 8) return (pair / 2 * kMaxColumns + tile) * kLanes * 4 + lane * 4 + pair % 2 * 2 + parity;
+    return pair * kPanel * kPair + (lane * kPair + parity) * kMaxColumns + tile;
 }
 
 inline void pack_grouped_panel(const PackGroupedCall& call, int panel) {
@@ -86,12 +86,11 @@ inline void pack_grouped_panel(const PackGroupedCall& call, int panel) {
             const uint8_t* codes = call.codes + (static_cast<size_t>(panel) * kPanel + column) * call.in_features +
                                    static_cast<size_t>(group) * call.group;
             for (int k = 0; k < call.group; ++k) {
-                uint8_t* pair = levels + static_cast<size_t>(k / kPair) * pair_bytes(call.bits);
-                size_t place_in = code_place(call.bits, column, k % kPair);
+                const size_t place_in = code_place(call.bits, column, k);
                 if (call.bits == 8)
-                    pair[place_in] = codes[k];
+                    levels[place_in] = codes[k];
                 else
-                    pair[place_in / 2] |= static_cast<uint8_t>((codes[k] & 15) << (place_in % 2 * 4));
+                    levels[place_in / 2] |= static_cast<uint8_t>((codes[k] & 15) << (place_in % 2 * 4));
             }
         }
     }
@@ -116,8 +115,12 @@ inline void load_scales(const char* p, bool wide, Vec (&scales)[kMaxColumns]) {
         scales[c] = wide ? load(reinterpret_cast<const float*>(p) + c * kLanes) : load_half(p + c * kLanes * 2);
 }
 
-// The 16 levels as the unpacking wants them, and a pair's levels of the panel as floats: [tile][parity].
+// What the words of a group are too large by: bytes are turned into floats where they stand in their 32 bits.
+inline float excess(int bits) { return bits == 8 ? 0x1p24f : 1.0f; }
+
 #if defined(__AVX512F__)
+
+using Words = __m512i;  // 16 pairs of bf16
 
 struct Levels {
     __m512i bf16;  // twice over: what selects one has five bits, the highest of them another nibble's
@@ -129,41 +132,42 @@ struct Levels {
     }
 };
 
-// Words of two bf16: tile c of a pair.
-inline __m512i nibble_words(const Levels& levels, __m512i nibbles, int c) {
-    return _mm512_permutexvar_epi16(_mm512_srli_epi16(nibbles, static_cast<unsigned>(4 * c)), levels.bf16);
+// The levels of pair `step` of tiles 0 .. kMaxColumns - 1.
+template <int Bits>
+inline __attribute__((always_inline)) void unpack_pair(const Levels& levels, const uint8_t* codes, int step,
+                                                       Words (&words)[kMaxColumns]) {
+    if constexpr (Bits == 4) {
+        __m512i nibbles = _mm512_loadu_si512(codes + static_cast<size_t>(step) * 64);
+        words[0] = _mm512_permutexvar_epi16(nibbles, levels.bf16);
+        words[1] = _mm512_permutexvar_epi16(_mm512_srli_epi16(nibbles, 4), levels.bf16);
+        words[2] = _mm512_permutexvar_epi16(_mm512_srli_epi16(nibbles, 8), levels.bf16);
+        words[3] = _mm512_permutexvar_epi16(_mm512_srli_epi16(nibbles, 12), levels.bf16);
+    } else {
+        const __m512i top = _mm512_set1_epi32(static_cast<int>(0xff000000u));
+#pragma GCC unroll 4
+        for (int c = 0; c < kMaxColumns; ++c) {
+            __m512i quad = _mm512_loadu_si512(codes + (static_cast<size_t>(step / 2) * kMaxColumns + c) * 64);
+            __m512i even = step % 2 == 0 ? _mm512_slli_epi32(quad, 24) : _mm512_slli_epi32(quad, 8);
+            __m512i odd = step % 2 == 0 ? _mm512_slli_epi32(quad, 16) : quad;
+            __m512 low = _mm512_cvtepi32_ps(step % 2 == 0 ? even : _mm512_and_si512(even, top));
+            __m512 high = _mm512_cvtepi32_ps(_mm512_and_si512(odd, top));
+            // A float of eight bits: its low half is zero.
+            words[c] = _mm512_or_si512(_mm512_srli_epi32(_mm512_castps_si512(low), 16), _mm512_castps_si512(high));
+        }
+    }
 }
 
-inline Vec signed_bytes(const uint8_t* p) {
-    return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(_mm_loadu_si128(reinterpret_cast<const __m128i*>(p))))};
-}
-
-inline void store_pair(uint32_t* row, __m512i words, Bf16) { _mm512_storeu_si512(row, words); }
-inline void store_pair(uint32_t* row, __m512i words, float) {
+inline void store_pair(uint32_t* row, Words words, Bf16) { _mm512_storeu_si512(row, words); }
+inline void store_pair(uint32_t* row, Words words, float) {
     _mm512_storeu_si512(row, _mm512_slli_epi32(words, 16));
     _mm512_storeu_si512(row + kPanel, _mm512_and_si512(words, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
 }
 
-// Small integers: the low half of a float's bits is zero.
-inline __m512i pair_words(Vec even, Vec odd) {
-    __m512i low = _mm512_srli_epi32(_mm512_castps_si512(even.v), 16);
-    return _mm512_or_si512(low, _mm512_castps_si512(odd.v));
-}
-
-template <class T>
-inline void unpack_pair(const Levels& levels, const uint8_t* pair, int bits, uint32_t* row) {
-    if (bits == 4) {
-        __m512i nibbles = _mm512_loadu_si512(pair);
-#pragma GCC unroll 4
-        for (int c = 0; c < kMaxColumns; ++c) store_pair(row + c * kLanes, nibble_words(levels, nibbles, c), T{});
-        return;
-    }
-#pragma GCC unroll 4
-    for (int c = 0; c < kMaxColumns; ++c, pair += kPair * kLanes)
-        store_pair(row + c * kLanes, pair_words(signed_bytes(pair), signed_bytes(pair + kLanes)), T{});
-}
-
 #else
+
+struct Words {
+    Vec even, odd;
+};
 
 struct Levels {
     __m256 low, high;
@@ -182,31 +186,56 @@ struct Levels {
     }
 };
 
-inline void store_pair(uint32_t* row, __m256 even, __m256 odd, Bf16) {
-    __m256i words = _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(even), 16), _mm256_castps_si256(odd));
-    _mm256_storeu_si256(reinterpret_cast<__m256i*>(row), words);
-}
-inline void store_pair(uint32_t* row, __m256 even, __m256 odd, float) {
-    _mm256_storeu_ps(reinterpret_cast<float*>(row), even);
-    _mm256_storeu_ps(reinterpret_cast<float*>(row + kPanel), odd);
+template <int Bits>
+inline void unpack_pair(const Levels& levels, const uint8_t* codes, int step, Words (&words)[kMaxColumns]) {
+    auto eight = [&](int first, __m256& even, __m256& odd) {
+        if constexpr (Bits == 4) {
+            const void* from = codes + step * kLanes + first;
+            __m256i pairs = _mm256_cvtepu8_epi32(_mm_loadl_epi64(static_cast<const __m128i*>(from)));
+            even = levels.of(pairs);
+            odd = levels.of(_mm256_srli_epi32(pairs, 4));
+        } else {
+            const __m256i top = _mm256_set1_epi32(static_cast<int>(0xff000000u));
+            const void* from = codes + (step / 2 * kLanes + first) * 4;
+            __m256i quad = _mm256_loadu_si256(static_cast<const __m256i*>(from));
+            if (step % 2 == 0) quad = _mm256_slli_epi32(quad, 16);
+            even = _mm256_cvtepi32_ps(_mm256_and_si256(_mm256_slli_epi32(quad, 8), top));
+            odd = _mm256_cvtepi32_ps(_mm256_and_si256(quad, top));
+        }
+    };
+    eight(0, words[0].even.lo, words[0].odd.lo);
+    eight(8, words[0].even.hi, words[0].odd.hi);
 }
 
-template <class T>
-inline void unpack_pair(const Levels& levels, const uint8_t* pair, int bits, uint32_t* row) {
-    for (int half = 0; half < kLanes; half += 8) {
-        auto bytes = [&](int at) { return _mm_loadl_epi64(reinterpret_cast<const __m128i*>(pair + at)); };
-        if (bits == 4) {
-            __m256i codes = _mm256_cvtepu8_epi32(bytes(half));
-            store_pair(row + half, levels.of(codes), levels.of(_mm256_srli_epi32(codes, 4)), T{});
-        } else {
-            __m256 even = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes(half)));
-            __m256 odd = _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(bytes(kLanes + half)));
-            store_pair(row + half, even, odd, T{});
-        }
-    }
+inline void store_pair(uint32_t* row, const Words& words, Bf16) {
+    auto join = [](__m256 even, __m256 odd) {
+        return _mm256_or_si256(_mm256_srli_epi32(_mm256_castps_si256(even), 16), _mm256_castps_si256(odd));
+    };
+    __m256i* place = reinterpret_cast<__m256i*>(row);
+    _mm256_storeu_si256(place, join(words.even.lo, words.odd.lo));
+    _mm256_storeu_si256(place + 1, join(words.even.hi, words.odd.hi));
+}
+inline void store_pair(uint32_t* row, const Words& words, float) {
+    store(reinterpret_cast<float*>(row), words.even);
+    store(reinterpret_cast<float*>(row + kPanel), words.odd);
 }
 
 #endif
+
+// A group of the panel as the microkernel takes it.
+template <class T, int Bits>
+inline void unpack_group(const Levels& levels, const uint8_t* codes, int group, uint32_t* words) {
+    constexpr int kStepWords = kPair / Element<T>::per_word * kPanel;
+    for (int step = 0; step < group / kPair; step += 2) {
+        Words lanes[kMaxColumns];
+#pragma GCC unroll 2
+        for (int half = 0; half < 2; ++half) {
+            unpack_pair<Bits>(levels, codes, step + half, lanes);
+#pragma GCC unroll 4
+            for (int c = 0; c < kMaxColumns; ++c) store_pair(words + (step + half) * kStepWords + c * kLanes, lanes[c], T{});
+        }
+    }
+}
 
 // R rows of one group: total[r] [kPanel] += scale * (x . levels) + minimum * sum of x.
 template <class T, int R>
@@ -243,25 +272,137 @@ inline void sum_groups(const T* x, int groups, int group, float* sums) {
     }
 }
 
+// Totals of rows [first_row, last_row) [kPanel] -> out, from output `column` on.
+template <class T>
+inline void write_rows(const GroupedLinearCall& call, const float* totals, int first_row, int last_row, int column) {
+    const int width = std::min(kPanel, call.out_features - column);
+    for (int row = first_row; row < last_row; ++row, totals += kPanel) {
+        const size_t at = static_cast<size_t>(row) * static_cast<size_t>(call.out_features) + column;
+        for (int first = 0; first < width; first += kLanes) {
+            const int n = std::min(kLanes, width - first);
+            Vec sum = load(totals + first);
+            if (call.bias != nullptr) sum = sum + load_part(static_cast<const T*>(call.bias) + column + first, n);
+            if (call.wide_out != 0)
+                store_part(static_cast<float*>(call.out) + at + first, sum, n);
+            else
+                store_part(static_cast<T*>(call.out) + at + first, sum, n);
+        }
+    }
+}
+
+#if defined(__AVX512BF16__)
+// The same for a few rows: what is unpacked stays in registers, and so do the totals.
+constexpr int kFewRows = 4;
+
+template <int Bits, int R>
+inline void grouped_few(const GroupedLinearCall& call, const Levels& levels, const char* panel, const float* sums,
+                        const char* const* x, float* totals) {
+    using E = Element<Bf16>;
+    const int groups = call.in_features / call.group;
+    const bool wide = call.wide_scales != 0, has_minimums = call.has_minimums != 0;
+    const size_t bytes = group_bytes(call.group, Bits, wide, has_minimums);
+    const size_t scales_bytes = kPanel * scale_bytes(wide);
+    const Vec unit = set1(1.0f / excess(Bits));
+    Vec total[R][kMaxColumns];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < kMaxColumns; ++c) total[r][c] = set1(0.0f);
+    int step = 0;
+    for (int group = 0; group < groups; ++group, panel += bytes) {
+        const char* place = panel + scales_bytes * (has_minimums ? 2 : 1);
+        const uint8_t* codes = reinterpret_cast<const uint8_t*>(place);
+        Vec acc[R][kMaxColumns];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < kMaxColumns; ++c) acc[r][c] = set1(0.0f);
+        for (int pair = 0; pair < call.group / kPair; pair += 2) {
+#pragma GCC unroll 2
+            for (int half = 0; half < 2; ++half, ++step) {
+                Words words[kMaxColumns];
+                unpack_pair<Bits>(levels, codes, pair + half, words);
+                _mm_prefetch(reinterpret_cast<const char*>(codes) + 4096 + (pair + half) * 16 * Bits, _MM_HINT_T0);
+                if constexpr (Bits == 8)
+                    _mm_prefetch(reinterpret_cast<const char*>(codes) + 4160 + (pair + half) * 16 * Bits, _MM_HINT_T0);
+#pragma GCC unroll 8
+                for (int r = 0; r < R; ++r) {
+                    E::Scalar row = E::broadcast(x[r] + static_cast<size_t>(step) * 4);
+#pragma GCC unroll 8
+                    for (int c = 0; c < kMaxColumns; ++c) acc[r][c] = E::step(acc[r][c], row, words[c]);
+                }
+            }
+        }
+        Vec scales[kMaxColumns];
+        load_scales(panel, wide, scales);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < kMaxColumns; ++c) total[r][c] = fma(scales[c] * unit, acc[r][c], total[r][c]);
+        if (!has_minimums) continue;
+        load_scales(panel + scales_bytes, wide, scales);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+            for (int c = 0; c < kMaxColumns; ++c)
+                total[r][c] = fma(scales[c], set1(sums[static_cast<size_t>(r) * groups + group]), total[r][c]);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r)
+#pragma GCC unroll 8
+        for (int c = 0; c < kMaxColumns; ++c) store(totals + r * kPanel + c * kLanes, total[r][c]);
+}
+
+template <int Bits>
+inline bool grouped_few(const GroupedLinearCall& call, const Levels& levels, const char* panel, const float* sums,
+                        int first_row, int last_row, float* totals, Bf16) {
+    const char* x[kFewRows];
+    if (last_row - first_row > kFewRows) return false;
+    for (int row = first_row; row < last_row; ++row)
+        x[row - first_row] = reinterpret_cast<const char*>(static_cast<const Bf16*>(call.x) + row * call.x_row_stride);
+    sums += call.has_minimums != 0 ? static_cast<size_t>(first_row) * (call.in_features / call.group) : 0;
+    switch (last_row - first_row) {
+        case 4: grouped_few<Bits, 4>(call, levels, panel, sums, x, totals); break;
+        case 3: grouped_few<Bits, 3>(call, levels, panel, sums, x, totals); break;
+        case 2: grouped_few<Bits, 2>(call, levels, panel, sums, x, totals); break;
+        default: grouped_few<Bits, 1>(call, levels, panel, sums, x, totals);
+    }
+    return true;
+}
+#endif
+
 // Rows [first_row, last_row), at most kRowChunk, of the panel whose first output is `column`.
 template <class T>
 inline void grouped_panel(const GroupedLinearCall& call, const Levels& levels, const char* panel, const float* sums,
                           int first_row, int last_row, int column, float* totals) {
     constexpr int kWords = kMaxGroup / Element<T>::per_word;
     alignas(64) uint32_t words[kWords * kPanel];
+#if defined(__AVX512BF16__)
+    if constexpr (std::is_same_v<T, Bf16>) {
+        const bool few = call.bits == 4
+                             ? grouped_few<4>(call, levels, panel, sums, first_row, last_row, totals, Bf16{})
+                             : grouped_few<8>(call, levels, panel, sums, first_row, last_row, totals, Bf16{});
+        if (few) return write_rows<T>(call, totals, first_row, last_row, column);
+    }
+#endif
     const int groups = call.in_features / call.group, num_words = call.group / Element<T>::per_word;
     const bool wide = call.wide_scales != 0, has_minimums = call.has_minimums != 0;
     const size_t bytes = group_bytes(call.group, call.bits, wide, has_minimums);
     const size_t scales_bytes = kPanel * scale_bytes(wide);
+    const Vec unit = set1(1.0f / excess(call.bits));
     std::memset(totals, 0, sizeof(float) * static_cast<size_t>(last_row - first_row) * kPanel);
     for (int group = 0; group < groups; ++group, panel += bytes) {
+        for (size_t line = 0; line < bytes; line += 64) _mm_prefetch(panel + 4 * bytes + line, _MM_HINT_T0);
         Vec scales[kMaxColumns], minimums[kMaxColumns];
         load_scales(panel, wide, scales);
+        for (Vec& scale : scales) scale = scale * unit;
         if (has_minimums) load_scales(panel + scales_bytes, wide, minimums);
         const Vec* offsets = has_minimums ? minimums : nullptr;
-        const uint8_t* pair = reinterpret_cast<const uint8_t*>(panel + scales_bytes * (has_minimums ? 2 : 1));
-        for (int k = 0; k < call.group; k += kPair, pair += pair_bytes(call.bits))
-            unpack_pair<T>(levels, pair, call.bits, words + k / Element<T>::per_word * kPanel);
+        const uint8_t* codes = reinterpret_cast<const uint8_t*>(panel + scales_bytes * (has_minimums ? 2 : 1));
+        if (call.bits == 4)
+            unpack_group<T, 4>(levels, codes, call.group, words);
+        else
+            unpack_group<T, 8>(levels, codes, call.group, words);
         for (int row = first_row; row < last_row; row += kMaxRows) {
             const int count = std::min(kMaxRows, last_row - row);
             const char* x[kMaxRows];
@@ -283,20 +424,7 @@ inline void grouped_panel(const GroupedLinearCall& call, const Levels& levels, c
             }
         }
     }
-    for (int c = 0; c < kMaxColumns; ++c) {
-        const int first = column + c * kLanes, n = std::min(kLanes, call.out_features - first);
-        if (n <= 0) return;
-        Vec bias = call.bias == nullptr ? set1(0.0f) : load_part(static_cast<const T*>(call.bias) + first, n);
-        for (int row = first_row; row < last_row; ++row) {
-            Vec sum = load(totals + static_cast<size_t>(row - first_row) * kPanel + c * kLanes);
-            if (call.bias != nullptr) sum = sum + bias;
-            const size_t at = static_cast<size_t>(row) * static_cast<size_t>(call.out_features) + first;
-            if (call.wide_out != 0)
-                store_part(static_cast<float*>(call.out) + at, sum, n);
-            else
-                store_part(static_cast<T*>(call.out) + at, sum, n);
-        }
-    }
+    write_rows<T>(call, totals, first_row, last_row, column);
 }
 
 // May throw bad_alloc.
