@@ -56,30 +56,37 @@ async def send_stream(
 ) -> web.StreamResponse:
     """Answer event by event. An error before anything was sent is raised; a later one is the last event."""
     opened: set[int] = set()
+    wants_usage, wants_continuous_usage = body.wants_usage, body.wants_continuous_usage
 
-    def with_usage(event: Document) -> Document:
-        if body.wants_continuous_usage:
-            return event | {"usage": generation.usage.to_dict()}
-        return event | {"usage": None} if body.wants_usage else event
+    def encode(event: Document) -> bytes:
+        if wants_continuous_usage:
+            event["usage"] = generation.usage.to_dict()
+        elif wants_usage:
+            event["usage"] = None
+        return sse.encode_event(msgspec.json.encode(event))
 
     async def follow() -> bytes:
         """Send all events but the last, which is returned."""
         try:
             async with aclosing(generation.deltas()) as deltas:
                 async for choice, delta in deltas:
-                    events = []
+                    data = b""
                     if choice.plan.index not in opened:
                         opened.add(choice.plan.index)
-                        events.append(reply.opening(choice))
-                    events.append(reply.piece(choice, delta))
-                    await stream.send([with_usage(event) for event in events if event is not None])
+                        opening = reply.opening(choice)
+                        data = b"" if opening is None else encode(opening)
+                    piece = reply.piece(choice, delta)
+                    if piece is not None:
+                        data += encode(piece)
+                    if data:
+                        await stream.send(data)
         except ApiError as error:
             if not stream.started:
                 raise
             request[OUTCOME] = str(error.code)
             return sse.encode_event(error.body.to_json())
-        if body.wants_usage:
-            await stream.send([reply.final_usage(generation.usage)])
+        if wants_usage:
+            await stream.send(sse.encode_event(msgspec.json.encode(reply.final_usage(generation.usage))))
         return sse.DONE
 
     try:
@@ -94,6 +101,8 @@ async def send_stream(
 
 STREAM_BUFFER_BYTES = 64 * 1024
 """Of one stream in the kernel; aiohttp holds as much again."""
+SMALL_BYTES = 16 * 1024
+"""Far below what makes the transport ask its writer to wait."""
 
 
 class EventStream:
@@ -112,10 +121,18 @@ class EventStream:
         """Whether the status line is out."""
         return self.response.prepared
 
-    async def send(self, documents: list[Document]) -> None:
+    async def send(self, events: bytes) -> None:
         """Raises TimeoutError when the client takes nothing, ConnectionError when it is gone."""
-        if documents:
-            await self._write(b"".join(sse.encode_event(msgspec.json.encode(document)) for document in documents))
+        self._num_writes += 1
+        if self.response.prepared and not self._lock.locked() and self._has_room_for(events):
+            await self.response.write(events)  # cannot wait, so it needs neither lock nor deadline, which cost as much
+        else:
+            await self._write(events)
+
+    def _has_room_for(self, events: bytes) -> bool:
+        """Whether the client has taken all that was sent, and this is little: then writing only hands it over."""
+        transport = self._request.transport
+        return transport is not None and len(events) <= SMALL_BYTES and transport.get_write_buffer_size() == 0
 
     async def end(self, last: bytes) -> None:
         """The last event, and the end of the body."""

@@ -25,7 +25,7 @@ class RequestStream:
         self._on_abandoned = on_abandoned
         self._pending: RequestOutput | None = None
         self._error: EngineError | None = None
-        self._wakeup = asyncio.Event()
+        self._waiter: asyncio.Future[None] | None = None  # of the consumer, while it has nothing to do
         self._ended = False  # the last output or the error has been put in, or close() was called
 
     def put(self, output: RequestOutput) -> None:
@@ -34,7 +34,7 @@ class RequestStream:
             return
         self._pending = output if self._pending is None else merge_outputs(self._pending, output)
         self._ended = output.finish_reason is not None
-        self._wakeup.set()
+        self._wake()
 
     def fail(self, error: EngineError) -> None:
         """Called by the client: what was received is still delivered, then the error is raised."""
@@ -42,7 +42,7 @@ class RequestStream:
             return
         self._error = error
         self._ended = True
-        self._wakeup.set()
+        self._wake()
 
     def close(self) -> None:
         """Abort unless it has ended. Idempotent; iteration stops."""
@@ -51,7 +51,7 @@ class RequestStream:
             self._on_abandoned(self.request_id)
         self._pending = None
         self._error = None
-        self._wakeup.set()
+        self._wake()
 
     def __enter__(self) -> Self:
         return self
@@ -65,13 +65,13 @@ class RequestStream:
         return self
 
     async def __anext__(self) -> RequestOutput:
-        try:
-            while self._pending is None and not self._ended:
-                self._wakeup.clear()
-                await self._wakeup.wait()
-        except asyncio.CancelledError:
-            self.close()
-            raise
+        while self._pending is None and not self._ended:
+            self._waiter = asyncio.get_running_loop().create_future()
+            try:
+                await self._waiter
+            except asyncio.CancelledError:
+                self.close()
+                raise
         if self._pending is not None:
             output, self._pending = self._pending, None
             return output
@@ -79,6 +79,10 @@ class RequestStream:
             error, self._error = self._error, None
             raise error
         raise StopAsyncIteration
+
+    def _wake(self) -> None:
+        if self._waiter is not None and not self._waiter.done():
+            self._waiter.set_result(None)
 
 
 def merge_outputs(first: RequestOutput, second: RequestOutput) -> RequestOutput:
