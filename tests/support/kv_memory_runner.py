@@ -17,11 +17,11 @@ POISON_TOKEN_ID = 49
 
 
 def next_token(context: Sequence[int], seed: int = 0, *, loops: bool = False) -> int:
-    """The token that this "model" draws after a context. One that loops goes round in a circle of five tokens, but for
+    """The token that this "model" draws after a context. One that loops goes round in a circle of three tokens, but for
     one token in eight: what has been said before is a good guess, and each token still depends on all before it."""
     drawn = zlib.crc32(array("q", [seed, *context]).tobytes())
     if loops and (drawn >> 8) % 8:
-        return (context[-1] // 5 * 5 + (context[-1] + 1) % 5) % VOCAB_SIZE
+        return (context[-1] // 3 * 3 + (context[-1] + 1) % 3) % VOCAB_SIZE
     return drawn % VOCAB_SIZE
 
 

@@ -11,7 +11,7 @@ from support.kv_memory_runner import expected_tokens
 from support.scheduling import Bench, make_limits, make_prompt, make_sampling
 
 SPECULATION = SpeculationLimits(num_tokens=5, min_ngram=1, max_ngram=3, max_num_seqs=2)
-LOOP = [10, 11, 12, 13, 14] * 2
+LOOP = [12, 13, 14] * 3
 
 
 def make_bench(**limits: int) -> Bench:
