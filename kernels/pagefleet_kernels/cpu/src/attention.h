@@ -131,13 +131,15 @@ class Attention {
         RowBlock block;
         int first_token = call_.query_starts[work.seq];
         int tokens = call_.query_starts[work.seq + 1] - first_token;
-        for (int row = work.first_row; row < work.first_row + work.num_rows; ++row) {
-            int token = row / group_, head = work.kv_head * group_ + row % group_;
+        int token = work.first_row / group_, in_group = work.first_row % group_;
+        for (int row = 0; row < work.num_rows; ++row) {
+            int head = work.kv_head * group_ + in_group;
             int high = call_.seq_lens[work.seq] - tokens + token + 1;
             int low = call_.window > 0 && high > call_.window ? high - call_.window : 0;
             const T* query = static_cast<const T*>(call_.query) + (first_token + token) * call_.query_row_stride +
                              head * call_.query_head_stride;
             block.add(reinterpret_cast<const char*>(query), low, high);
+            if (++in_group == group_) in_group = 0, ++token;
         }
         return block;
     }

@@ -33,6 +33,8 @@ struct Element<float> {
     static Vec step(Vec acc, Scalar a, Lanes b) { return fma(a, b, acc); }
     // Words hold one token each: there is nothing to cut.
     static Lanes keep(Lanes b, uint32_t) { return b; }
+    // 2^x, as exact as a weight can be.
+    static Vec weight(Vec x) { return exp2(x); }
     // Store 32 softmax weights; returns sum plus them.
     static Vec store_weights(float* p, Vec a, Vec b, Vec sum) {
         store(p, a);
@@ -58,6 +60,15 @@ struct Element<Bf16> {
     }
     static Lanes keep(Lanes b, uint32_t word_mask) {
         return _mm512_and_si512(b, _mm512_set1_epi32(static_cast<int>(word_mask)));
+    }
+    // 2^f on [0, 1) by a minimax cubic: a relative error of 8e-5, against 2e-3 of the rounding that follows.
+    static Vec weight(Vec x) {
+        Vec f = {_mm512_reduce_ps(x.v, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC)};
+        Vec p = set1(0.07802452147006989f);
+        p = fma(p, f, set1(0.22606715559959412f));
+        p = fma(p, f, set1(0.6958335638046265f));
+        p = fma(p, f, set1(0.9999251961708069f));
+        return {_mm512_scalef_ps(p.v, x.v)};
     }
     // The sum is of the weights as stored: rounding one then changes numerator and denominator alike.
     static Vec store_weights(Bf16* p, Vec a, Vec b, Vec sum) {
@@ -91,6 +102,7 @@ struct Element<Bf16> {
         __m256i mask = _mm256_set1_epi32(static_cast<int>(word_mask));
         return {_mm256_and_si256(b.lo, mask), _mm256_and_si256(b.hi, mask)};
     }
+    static Vec weight(Vec x) { return exp2(x); }
     static Vec store_weights(Bf16* p, Vec a, Vec b, Vec sum) {
         store(p, a);
         store(p + kLanes, b);
@@ -109,7 +121,7 @@ struct Layout {
     int num_kv_heads, head_dim, v_head_dim;
     int tiles_per_block;
     int k_words;  // words of one token's K
-    int v_rows;   // rows of a V tile
+    int v_rows;   // rows of a V tile: kTile / per_word
     int v_pad;    // words of a V row
 
     Layout(int kv_heads, int k_dim, int v_dim, int block_size, int per_word)

@@ -84,19 +84,19 @@ inline void score_rows(float* const* out, const char* const* q, const Tiles& k, 
     }
 }
 
-// Values: acc[r][...] += p[r] . V over the rows [begin, end) of one group of V tiles; row i lies in tile i / v_rows.
+// Values: acc[r][...] += p[r] . V over the rows [begin, end) of one span's V tiles; row i lies in tile i / kTileRows.
 template <class T, bool Ahead, int R, int C>
 inline void add_values(float* const* acc, const char* const* p, const Tiles& v, int column, int begin, int end,
-                       int v_rows, int v_pad) {
+                       int v_pad) {
+    constexpr int kTileRows = kTile / Element<T>::per_word;
     Vec sums[R][C];
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) sums[r][c] = load(acc[r] + column + c * kLanes);
     for (int row = begin; row < end;) {
-        int tile = row / v_rows;
-        int stop = (tile + 1) * v_rows < end ? (tile + 1) * v_rows : end;
-        // Shifted back so that step `row` of the group reads row `row - tile * v_rows` of this tile.
+        const int tile = row / kTileRows, first = row % kTileRows;
+        const int stop = end - tile * kTileRows < kTileRows ? end - tile * kTileRows : kTileRows;
         const uint32_t *b[C], *ahead[C];
         const char* a[R];
 #pragma GCC unroll 8
@@ -105,10 +105,12 @@ inline void add_values(float* const* acc, const char* const* p, const Tiles& v, 
             ahead[c] = v.ahead[tile] + column + c * kLanes;
         }
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) a[r] = p[r] + static_cast<size_t>(tile) * v_rows * 4;
-        accumulate<T, Ahead, R, C>(sums, a, b, ahead, static_cast<size_t>(v_pad), row - tile * v_rows,
-                                   stop - tile * v_rows);
-        row = stop;
+        for (int r = 0; r < R; ++r) a[r] = p[r] + static_cast<size_t>(tile) * kTileRows * 4;
+        if (first == 0 && stop == kTileRows)
+            accumulate<T, Ahead, R, C>(sums, a, b, ahead, static_cast<size_t>(v_pad), 0, kTileRows);
+        else
+            accumulate<T, Ahead, R, C>(sums, a, b, ahead, static_cast<size_t>(v_pad), first, stop);
+        row = tile * kTileRows + stop;
     }
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
@@ -117,18 +119,18 @@ inline void add_values(float* const* acc, const char* const* p, const Tiles& v, 
 }
 
 template <class T, bool Ahead, int R>
-inline void value_rows(float* const* acc, const char* const* p, const Tiles& v, int begin, int end, int v_rows,
+inline void value_rows(float* const* acc, const char* const* p, const Tiles& v, int begin, int end,
                        int v_pad) {
     if (begin >= end) return;
     for (int column = 0; column < v_pad;) {
         int columns = (v_pad - column) / kLanes < kMaxColumns ? (v_pad - column) / kLanes : kMaxColumns;
         switch (columns) {
 #if defined(__AVX512F__)
-            case 4: add_values<T, Ahead, R, 4>(acc, p, v, column, begin, end, v_rows, v_pad); break;
-            case 3: add_values<T, Ahead, R, 3>(acc, p, v, column, begin, end, v_rows, v_pad); break;
-            case 2: add_values<T, Ahead, R, 2>(acc, p, v, column, begin, end, v_rows, v_pad); break;
+            case 4: add_values<T, Ahead, R, 4>(acc, p, v, column, begin, end, v_pad); break;
+            case 3: add_values<T, Ahead, R, 3>(acc, p, v, column, begin, end, v_pad); break;
+            case 2: add_values<T, Ahead, R, 2>(acc, p, v, column, begin, end, v_pad); break;
 #endif
-            default: add_values<T, Ahead, R, 1>(acc, p, v, column, begin, end, v_rows, v_pad);
+            default: add_values<T, Ahead, R, 1>(acc, p, v, column, begin, end, v_pad);
         }
         column += columns * kLanes;
     }
@@ -136,8 +138,9 @@ inline void value_rows(float* const* acc, const char* const* p, const Tiles& v, 
 
 // One V row of which only the tokens under word_mask count: the others may hold anything, NaN included.
 template <class T>
-inline void value_edge(float* acc, const char* p, const Tiles& v, int row, uint32_t word_mask, int v_rows, int v_pad) {
+inline void value_edge(float* acc, const char* p, const Tiles& v, int row, uint32_t word_mask, int v_pad) {
     using E = Element<T>;
+    constexpr int v_rows = kTile / E::per_word;
     const uint32_t* words = v.now[row / v_rows] + static_cast<size_t>(row % v_rows) * v_pad;
     typename E::Scalar weight = E::broadcast(p + static_cast<size_t>(row) * 4);
     for (int column = 0; column < v_pad; column += kLanes) {

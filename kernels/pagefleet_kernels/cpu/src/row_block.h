@@ -63,17 +63,21 @@ struct RowBlock {
     const char* query[kBlockRows];
     int low[kBlockRows], high[kBlockRows];  // the row sees keys at positions [low, high); none when high <= low
     int first = 0, last = 0;                // the union of those ranges
+    int joint_low = 0, joint_high = std::numeric_limits<int>::max();  // what every row sees
 
     void add(const char* q, int row_low, int row_high) {
         query[num_rows] = q;
         low[num_rows] = row_low;
         high[num_rows] = row_high;
+        joint_low = row_low > joint_low ? row_low : joint_low;
+        joint_high = row_high < joint_high ? row_high : joint_high;
         if (row_high > row_low) {
             first = last == 0 || row_low < first ? row_low : first;
             last = row_high > last ? row_high : last;
         }
         ++num_rows;
     }
+    bool all_see(int position, int count) const { return joint_low <= position && joint_high >= position + count; }
     int first_split() const { return first / kSplit; }
     int last_split() const { return (last + kSplit - 1) / kSplit; }
     bool in_split(int row, int split) const {
@@ -94,41 +98,110 @@ struct PagedTiles {
     }
 };
 
+// Raises the maximum in use of a row to that of `highest`, and rescales sum and values, if that exceeds it by more than
+// kSlack: until then weights grow to 2^kSlack, which costs no precision, and most spans need no rescaling. It depends
+// on the row's own scores alone.
+constexpr float kSlack = 8.0f;
+
+inline void raise_max(Vec highest, float scale, float& max, float* sums, float* values, int v_pad) {
+    float span_max = reduce_max(highest) * scale;
+    if (!(span_max > max + kSlack) && max != kMinusInfinity) return;
+    Vec factor = exp2(set1(max == kMinusInfinity ? kMinusInfinity : max - span_max));
+    store(sums, load(sums) * factor);
+    for (int d = 0; d < v_pad; d += kLanes) store(values + d, load(values + d) * factor);
+    max = span_max;
+}
+
+inline Vec highest_of(const Vec (&s)[kSpanTiles]) {
+    static_assert(kSpanTiles == 4, "a tree over four tiles");
+    return max(max(s[0], s[1]), max(s[2], s[3]));
+}
+
 // Weights of one row over one span, of which only the keys [low, high) count; others weigh exactly zero. Updates
 // maximum and sums and rescales values.
-//
-// The maximum in use moves only when a score exceeds it by more than kSlack: until then weights grow to 2^kSlack, which
-// costs no precision, and most spans need no rescaling. It depends on the row's own scores alone.
 template <class T>
 inline void softmax_span(const ScoreRule& rule, const float* scores, T* weights, int low, int high, float& max,
                          float* sums, float* values, int v_pad) {
-    constexpr float kSlack = 8.0f;
-    static_assert(kSpanTiles % 2 == 0, "weights are stored two tiles at a time");
     Vec s[kSpanTiles];
-    const bool whole = high - low == kSpan;
+    uint32_t seen[kSpanTiles];
+#pragma GCC unroll 4
     for (int i = 0; i < kSpanTiles; ++i) {
-        s[i] = rule.apply(load(scores + i * kTile));
-        if (!whole) s[i] = select(lane_mask(low - i * kTile, high - i * kTile), s[i], set1(kMinusInfinity));
+        seen[i] = lane_mask(low - i * kTile, high - i * kTile);
+        s[i] = select(seen[i], rule.apply(load(scores + i * kTile)), set1(kMinusInfinity));
     }
-    Vec highest = pagefleet::max(pagefleet::max(s[0], s[1]), pagefleet::max(s[2], s[3]));
-    float span_max = reduce_max(highest) * rule.scale;
-    if (span_max > max + kSlack || max == kMinusInfinity) {
-        Vec factor = exp2(set1(max == kMinusInfinity ? kMinusInfinity : max - span_max));
-        store(sums, load(sums) * factor);
-        for (int d = 0; d < v_pad; d += kLanes) store(values + d, load(values + d) * factor);
-        max = span_max;
-    }
-    const Vec base = set1(max == kMinusInfinity ? 0.0f : -max);
+    raise_max(highest_of(s), rule.scale, max, sums, values, v_pad);
+    const Vec base = set1(max == kMinusInfinity ? 0.0f : -max), scale = set1(rule.scale);
     Vec sum = load(sums);
+#pragma GCC unroll 4
     for (int i = 0; i < kSpanTiles; i += 2) {
-        Vec p[2];
-        for (int j = 0; j < 2; ++j) {
-            p[j] = exp2(fma(s[i + j], set1(rule.scale), base));
-            if (!whole) p[j] = select(lane_mask(low - (i + j) * kTile, high - (i + j) * kTile), p[j], set1(0.0f));
-        }
-        sum = Element<T>::store_weights(weights + i * kTile, p[0], p[1], sum);
+        Vec a = select(seen[i], Element<T>::weight(fma(s[i], scale, base)), set1(0.0f));
+        Vec b = select(seen[i + 1], Element<T>::weight(fma(s[i + 1], scale, base)), set1(0.0f));
+        sum = Element<T>::store_weights(weights + i * kTile, a, b, sum);
     }
     store(sums, sum);
+}
+
+// R rows of a block, from `row` on, over one span of which all of them see every key: what attend_span does, with the
+// scores kept in registers.
+template <class T, bool Ahead, int R>
+void attend_whole_span(const RowBlock& block, int row, const ScoreRule& rule, const Layout& layout, const Tiles& k,
+                       const Tiles& v, const States& states) {
+    alignas(64) T weights[R][kSpan];
+    Vec s[R][kSpanTiles];
+#pragma GCC unroll 4
+    for (int c = 0; c < kSpanTiles; c += kMaxColumns) {
+        Vec acc[R][kMaxColumns];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int i = 0; i < kMaxColumns; ++i) acc[r][i] = set1(0.0f);
+        accumulate<T, Ahead, R, kMaxColumns>(acc, block.query + row, k.now + c, k.ahead + c, kTile, 0, layout.k_words);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int i = 0; i < kMaxColumns; ++i) s[r][c + i] = acc[r][i];
+    }
+    if (__builtin_expect(rule.capped, 0))
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r)
+#pragma GCC unroll 4
+            for (int i = 0; i < kSpanTiles; ++i) s[r][i] = rule.apply(s[r][i]);
+
+    float* max = states.max + row;
+    float* sums = states.sums + static_cast<size_t>(row) * kLanes;
+    float* values = states.values + static_cast<size_t>(row) * layout.v_pad;
+    const Vec scale = set1(rule.scale);
+    uint32_t within = 0xffffu;  // one branch for all rows: maxima hardly ever move
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) within &= at_least(set1(max[r] + kSlack), highest_of(s[r]) * scale);
+    if (__builtin_expect(within != 0xffffu, 0)) {
+        Vec highest[R];
+#pragma GCC unroll 8
+        for (int r = 0; r < R; ++r) highest[r] = highest_of(s[r]);
+        for (int r = 0; r < R; ++r)
+            raise_max(highest[r], rule.scale, max[r], sums + r * kLanes, values + r * layout.v_pad, layout.v_pad);
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        const Vec base = set1(max[r] == kMinusInfinity ? 0.0f : -max[r]);
+        Vec sum = load(sums + r * kLanes);
+#pragma GCC unroll 4
+        for (int i = 0; i < kSpanTiles; i += 2) {
+            Vec a = Element<T>::weight(fma(s[r][i], scale, base));
+            Vec b = Element<T>::weight(fma(s[r][i + 1], scale, base));
+            sum = Element<T>::store_weights(weights[r] + i * kTile, a, b, sum);
+        }
+        store(sums + r * kLanes, sum);
+    }
+
+    const char* weight_rows[R];
+    float* value_rows_of[R];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; ++r) {
+        weight_rows[r] = reinterpret_cast<const char*>(weights[r]);
+        value_rows_of[r] = values + r * layout.v_pad;
+    }
+    value_rows<T, Ahead, R>(value_rows_of, weight_rows, v, 0, kSpan / Element<T>::per_word, layout.v_pad);
 }
 
 // R rows of a block, from `row` on, over one span.
@@ -176,35 +249,51 @@ inline void attend_span(const RowBlock& block, int row, const ScoreRule& rule, c
     for (int r = 0; r < R; ++r) {
         if (low[r] >= high[r]) continue;
         if (low[r] % kPerWord != 0)
-            value_edge<T>(values[r], weight_rows[r], v, low[r] / kPerWord, 0xffff0000u, layout.v_rows,
+            value_edge<T>(values[r], weight_rows[r], v, low[r] / kPerWord, 0xffff0000u,
                           layout.v_pad);
         int stop = end[r] < joint_begin ? end[r] : joint_begin;
-        value_rows<T, false, 1>(values + r, weight_rows + r, v, begin[r], stop, layout.v_rows, layout.v_pad);
+        value_rows<T, false, 1>(values + r, weight_rows + r, v, begin[r], stop, layout.v_pad);
     }
-    value_rows<T, Ahead, R>(values, weight_rows, v, joint_begin, joint_end, layout.v_rows, layout.v_pad);
+    value_rows<T, Ahead, R>(values, weight_rows, v, joint_begin, joint_end, layout.v_pad);
     for (int r = 0; r < R; ++r) {
         if (low[r] >= high[r]) continue;
         int start = begin[r] > joint_end ? begin[r] : joint_end;
-        value_rows<T, false, 1>(values + r, weight_rows + r, v, start, end[r], layout.v_rows, layout.v_pad);
+        value_rows<T, false, 1>(values + r, weight_rows + r, v, start, end[r], layout.v_pad);
         if (high[r] % kPerWord != 0)
-            value_edge<T>(values[r], weight_rows[r], v, high[r] / kPerWord, 0x0000ffffu, layout.v_rows,
+            value_edge<T>(values[r], weight_rows[r], v, high[r] / kPerWord, 0x0000ffffu,
                           layout.v_pad);
     }
 }
 
+template <class T, bool Ahead, int R>
+inline void attend_some(const RowBlock& block, int row, const ScoreRule& rule, const Layout& layout, int span,
+                        bool whole, const Tiles& k, const Tiles& v, const States& states) {
+    if (whole)
+        attend_whole_span<T, Ahead, R>(block, row, rule, layout, k, v, states);
+    else
+        attend_span<T, Ahead, R>(block, row, rule, layout, span, k, v, states);
+}
+
 template <class T, bool Ahead>
 inline void attend_rows(int count, const RowBlock& block, int row, const ScoreRule& rule, const Layout& layout,
-                        int span, const Tiles& k, const Tiles& v, const States& states) {
+                        int span, bool whole, const Tiles& k, const Tiles& v, const States& states) {
     switch (count) {
 #if defined(__AVX512F__)
-        case 6: return attend_span<T, Ahead, 6>(block, row, rule, layout, span, k, v, states);
-        case 5: return attend_span<T, Ahead, 5>(block, row, rule, layout, span, k, v, states);
+        case 6: return attend_some<T, Ahead, 6>(block, row, rule, layout, span, whole, k, v, states);
+        case 5: return attend_some<T, Ahead, 5>(block, row, rule, layout, span, whole, k, v, states);
 #endif
-        case 4: return attend_span<T, Ahead, 4>(block, row, rule, layout, span, k, v, states);
-        case 3: return attend_span<T, Ahead, 3>(block, row, rule, layout, span, k, v, states);
-        case 2: return attend_span<T, Ahead, 2>(block, row, rule, layout, span, k, v, states);
-        default: return attend_span<T, Ahead, 1>(block, row, rule, layout, span, k, v, states);
+        case 4: return attend_some<T, Ahead, 4>(block, row, rule, layout, span, whole, k, v, states);
+        case 3: return attend_some<T, Ahead, 3>(block, row, rule, layout, span, whole, k, v, states);
+        case 2: return attend_some<T, Ahead, 2>(block, row, rule, layout, span, whole, k, v, states);
+        default: return attend_some<T, Ahead, 1>(block, row, rule, layout, span, whole, k, v, states);
     }
+}
+
+// Asks for the lines [begin, end) of each of the next span's tiles, K and V.
+inline void fetch_ahead(const Tiles& k, int begin, int end) {
+    for (int i = 0; i < kSpanTiles; ++i)
+        for (int line = begin; line < end; ++line)
+            _mm_prefetch(reinterpret_cast<const char*>(k.ahead[i] + line * kLanes), _MM_HINT_T0);
 }
 
 // One split of a block of rows, from a clear state.
@@ -213,9 +302,13 @@ void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const
                   const States& states) {
     const Layout& layout = *tiles.layout;
     states.clear(block.num_rows, layout.v_pad);
-    int begin = block.first > split * kSplit ? block.first : split * kSplit;
-    int end = block.last < (split + 1) * kSplit ? block.last : (split + 1) * kSplit;
+    const int begin = block.first > split * kSplit ? block.first : split * kSplit;
+    const int end = block.last < (split + 1) * kSplit ? block.last : (split + 1) * kSplit;
+    const bool streaming = block.num_rows <= kStreamingRows;
+    const int num_groups = (block.num_rows + kMaxRows - 1) / kMaxRows;
+    const int lines = static_cast<int>(layout.tile_words() / kLanes);
     for (int span = begin / kSpan * kSpan; span < end; span += kSpan) {
+        const bool whole = block.all_see(span, kSpan);
         Tiles k, v;
         for (int i = 0; i < kSpanTiles; ++i) {
             int position = span + i * kTile;
@@ -225,12 +318,16 @@ void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const
             v.now[i] = k.now[i] + layout.k_tile_words();
             v.ahead[i] = k.ahead[i] + layout.k_tile_words();
         }
-        for (int row = 0; row < block.num_rows; row += kMaxRows) {
+        for (int row = 0, group = 0; row < block.num_rows; row += kMaxRows, ++group) {
             int count = block.num_rows - row < kMaxRows ? block.num_rows - row : kMaxRows;
-            if (row == 0 && block.num_rows <= kStreamingRows)
-                attend_rows<T, true>(count, block, row, rule, layout, span, k, v, states);
-            else
-                attend_rows<T, false>(count, block, row, rule, layout, span, k, v, states);
+            if (streaming && row == 0) {
+                attend_rows<T, true>(count, block, row, rule, layout, span, whole, k, v, states);
+                continue;
+            }
+            // Each group its share of the next span, so that the first one there does not wait for the second level.
+            if (whole && !streaming)
+                fetch_ahead(k, lines * group / num_groups, lines * (group + 1) / num_groups);
+            attend_rows<T, false>(count, block, row, rule, layout, span, whole, k, v, states);
         }
     }
 }
