@@ -4,26 +4,31 @@
 
 The server's engine is the real process around a runner without a model (tests/support), so the API process is what is
 measured. Streams keep `--streams` requests in flight; beside them, prompts of `--bytes` bytes are posted without end,
-once as one text, which is tokenised, and once as a list of token ids. Probes are asked by a process of their own, one
-after the other. Goal: no answer of /livez, /readyz, /startupz takes 50 ms. Each line also says for how much of the time
-the server's thread was ready and had no CPU: with more than a few per cent, the machine was measured, not the server.
-In front of them, what does not depend on the machine's load: the CPU time of the longest turn of the event loop while
-the costliest bodies of 4 MiB are read.
+once as one text, which is tokenised, and once as a list of token ids. They come from a process of low priority:
+elsewhere clients have machines of their own. Probes are asked by another process, one after the other. Goal: no answer
+of /livez, /readyz, /startupz takes 50 ms.
+
+What the machine did is told apart from what the server did, because cores are shared: for each probe, how long the
+prober and the server's thread were ready to run and had no CPU (Linux's schedstat). `the server's own` is a probe's
+time without these two, about what it takes with a core for each (time that both wait at once is taken off twice). Where
+`without a CPU` is more than a few per cent, the whole times are the machine's. In front of the probes: the CPU time of
+the longest turn of the event loop while the costliest bodies of 4 MiB are read.
 """
 
 import argparse
 import asyncio
 import contextlib
 import json
+import os
+import socket
 import statistics
 import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
-from urllib.request import urlopen
 
 import aiohttp
 from pydantic import BaseModel
@@ -52,6 +57,22 @@ class Load:
     body: bytes
 
 
+@dataclass(frozen=True)
+class Probe:
+    """One answer; all in ms."""
+
+    took: float
+    prober_waited: float
+    """Of it, so long this process was ready to run and had no CPU."""
+    server_waited: float
+    """The same of the server's main thread."""
+
+    @property
+    def own(self) -> float:
+        """What is left for the server."""
+        return max(0.0, self.took - self.prober_waited - self.server_waited)
+
+
 def main() -> None:
     """Print one line for each load."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -59,27 +80,37 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=20.0)
     parser.add_argument("--bytes", type=int, default=5_000_000)
     parser.add_argument("--probe", help=argparse.SUPPRESS)
+    parser.add_argument("--pid", type=int, help=argparse.SUPPRESS)
+    parser.add_argument("--load", type=int, help=argparse.SUPPRESS)
     options = parser.parse_args()
-    if options.probe:
-        print(json.dumps(ask_probes(options.probe, options.seconds)))
+    if options.load is not None:
+        os.nice(10)
+        asyncio.run(make_load(options.probe, make_loads(options.bytes)[options.load], options.streams))
+    elif options.probe:
+        print(json.dumps([asdict(probe) for probe in ask_probes(options.probe, options.pid, options.seconds)]))
     else:
         for name, raw, kind in make_bodies():
             print(f"longest turn {asyncio.run(longest_turn_ms(raw, kind)):5.1f} ms CPU: {name}", flush=True)
         asyncio.run(measure(options))
 
 
-def ask_probes(base_url: str, seconds: float) -> list[float]:
-    """Milliseconds of each answer."""
-    times: list[float] = []
+def ask_probes(base_url: str, server_pid: int, seconds: float) -> list[Probe]:
+    """One after the other, in this process alone."""
+    host, port = base_url.removeprefix("http://").split(":")
+    probes: list[Probe] = []
     until = time.monotonic() + seconds
     while time.monotonic() < until:
         for path in PROBES:
+            prober, server = read_wait_ms(os.getpid()), read_wait_ms(server_pid)
             begun = time.perf_counter()
-            with urlopen(f"{base_url}{path}") as response:
-                assert response.status == 200
-            times.append((time.perf_counter() - begun) * 1000)
+            with socket.create_connection((host, int(port))) as connection:  # as the kubelet: a new one each time
+                connection.sendall(f"GET {path} HTTP/1.1\r\nHost: {host}\r\nConnection: close\r\n\r\n".encode())
+                answer = b"".join(iter(lambda: connection.recv(65536), b""))
+            took = (time.perf_counter() - begun) * 1000
+            assert answer.startswith(b"HTTP/1.1 200 "), answer
+            probes.append(Probe(took, read_wait_ms(os.getpid()) - prober, read_wait_ms(server_pid) - server))
         time.sleep(PAUSE_SECONDS)
-    return times
+    return probes
 
 
 def make_bodies() -> list[tuple[str, bytes, type[BaseModel]]]:
@@ -149,32 +180,38 @@ async def measure(options: argparse.Namespace) -> None:
     words = [str(word) for flag in flags.items() for word in flag]
     with tempfile.TemporaryDirectory() as folder:
         async with memory_server(Path(folder), "slow-30", *words) as talk:
-            for load in make_loads(options.bytes):
-                begun, waited = time.monotonic(), read_wait_seconds(talk.server.process.pid)
-                times = await run(talk, load, options)
-                starved = (read_wait_seconds(talk.server.process.pid) - waited) / (time.monotonic() - begun)
-                print(f"{describe(load.name, times)}; without a CPU {starved:.0%}", flush=True)
+            for number, load in enumerate(make_loads(options.bytes)):
+                begun, waited = time.monotonic(), read_wait_ms(talk.server.process.pid)
+                probes = await run(talk, number, options)
+                starved = (read_wait_ms(talk.server.process.pid) - waited) / 1000 / (time.monotonic() - begun)
+                print(f"{describe(load.name, probes)}; without a CPU {starved:.0%}", flush=True)
 
 
-async def run(talk: Talk, load: Load, options: argparse.Namespace) -> list[float]:
-    """Milliseconds of each probe under this load."""
-    connector = aiohttp.TCPConnector(limit=0)
-    async with aiohttp.ClientSession(talk.server.base_url, connector=connector) as session:
-        tasks = [asyncio.create_task(stream(session, seed)) for seed in range(options.streams)]
+async def run(talk: Talk, load_number: int, options: argparse.Namespace) -> list[Probe]:
+    """Each probe under this load."""
+    about = ["--probe", talk.server.base_url, "--streams", str(options.streams), "--bytes", str(options.bytes)]
+    load = await asyncio.create_subprocess_exec(sys.executable, __file__, *about, "--load", str(load_number))
+    try:
 
         async def full() -> bool:
             return await talk.gauge("vllm:num_requests_running") >= options.streams * 0.9
 
         await talk.until(full, "all streams run")
-        if load.path:
-            tasks.append(asyncio.create_task(post(session, load)))
-        command = [sys.executable, __file__, "--probe", talk.server.base_url, "--seconds", str(options.seconds)]
+        seconds, pid = str(options.seconds), str(talk.server.process.pid)
+        command = [sys.executable, __file__, *about, "--pid", pid, "--seconds", seconds]
         ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-    times: list[float] = json.loads(ended.stdout)
-    return times
+        assert load.returncode is None, "the load has ended by itself"
+    finally:
+        load.kill()
+        await load.wait()
+    return [Probe(**probe) for probe in json.loads(ended.stdout)]
+
+
+async def make_load(base_url: str, load: Load, num_streams: int) -> None:
+    """Until it is killed."""
+    async with aiohttp.ClientSession(base_url, connector=aiohttp.TCPConnector(limit=0)) as session:
+        senders = [stream(session, seed) for seed in range(num_streams)]
+        await asyncio.gather(*senders, *([post(session, load)] if load.path else []))
 
 
 async def stream(session: aiohttp.ClientSession, seed: int) -> None:
@@ -194,19 +231,21 @@ async def post(session: aiohttp.ClientSession, load: Load) -> None:
             assert response.status == 400, await response.text()
 
 
-def read_wait_seconds(pid: int) -> float:
+def read_wait_ms(pid: int) -> float:
     """How long the process's main thread has been ready to run without running (Linux)."""
-    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e9
+    return int(Path(f"/proc/{pid}/task/{pid}/schedstat").read_text().split()[1]) / 1e6
 
 
-def describe(name: str, times: list[float]) -> str:
+def describe(name: str, probes: list[Probe]) -> str:
     """One line."""
-    cuts = statistics.quantiles(times, n=1000)
-    slow = sum(value > GOAL_MS for value in times)
-    return (
-        f"{name:20s} {len(times):5d} probes: median {cuts[499]:5.1f} ms, p99 {cuts[989]:5.1f} ms, "
-        f"slowest {max(times):5.1f} ms; {slow} over {GOAL_MS:g} ms"
-    )
+
+    def figures(times: list[float]) -> str:
+        cuts = statistics.quantiles(times, n=1000)
+        slow = sum(value > GOAL_MS for value in times)
+        return f"p50 {cuts[499]:.1f}, p99 {cuts[989]:.1f}, slowest {max(times):.1f} ms, {slow} over {GOAL_MS:g} ms"
+
+    whole, own = figures([probe.took for probe in probes]), figures([probe.own for probe in probes])
+    return f"{name:18s} {len(probes):5d} probes: {whole}; the server's own {own}"
 
 
 if __name__ == "__main__":
