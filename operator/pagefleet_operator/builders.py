@@ -170,6 +170,7 @@ def deployment(llmd: LLMDeployment, settings: ChildSettings, *, replicas: int) -
         "metadata": _metadata(llmd),
         "spec": {
             "replicas": replicas,
+            "paused": False,  # ours, so that a pause is undone and said like any other edit
             "selector": {"matchLabels": names.selector(llmd.key.name)},
             "strategy": {
                 "type": "RollingUpdate",

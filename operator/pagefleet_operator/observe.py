@@ -20,7 +20,7 @@ CACHE_CLAIM = "the claim of model.cache.claimName"
 
 def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: Mapping[str, Any]) -> Observed:
     """`found` holds children that a direct read found and our watch does not show: they lack our labels."""
-    pods = tuple(parse_pod(body) for body in store.owned(POD, key))
+    pods = tuple(parse_pod(body) for body in store.owned(POD, key) if is_replica(store, body, key))
     serving = [pod for pod in pods if pod.state is PodState.READY]
     samples = {pod.name: sample for pod in serving if (sample := scraper.fresh(pod.uid, now)) is not None}
     silent = {
@@ -33,7 +33,7 @@ def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: M
         body = store.get(kind, key)
         if body is not None:
             children[kind] = body
-    replica_sets = tuple(store.owned(REPLICA_SET, key))
+    replica_sets = tuple(body for body in store.owned(REPLICA_SET, key) if _belongs(body, key))
     starting = {pod.name: scraper.progress.get(pod.uid) for pod in pods if pod.state is PodState.STARTING}
     return Observed(
         children=children,
@@ -45,6 +45,26 @@ def observe(store: Store, scraper: Scraper, key: ObjectKey, now: float, found: M
         has_pod_monitors=store.has_pod_monitors,
         cache_claim=found.get(CACHE_CLAIM),
     )
+
+
+def is_replica(store: Store, pod: Mapping[str, Any], key: ObjectKey) -> bool:
+    """Whether the pod is one of the child Deployment's: copies of it or of the Deployment carry the same labels."""
+    reference = _controller(pod)
+    if reference is None or reference.get("kind") != REPLICA_SET:
+        return False
+    body = store.get(REPLICA_SET, ObjectKey(key.namespace, str(reference.get("name"))))
+    return body is not None and body["metadata"].get("uid") == reference.get("uid") and _belongs(body, key)
+
+
+def _belongs(replica_set: Mapping[str, Any], key: ObjectKey) -> bool:
+    """One without a controller will be adopted."""
+    reference = _controller(replica_set)
+    return reference is None or (reference.get("kind"), reference.get("name")) == ("Deployment", key.name)
+
+
+def _controller(body: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    references = body["metadata"].get("ownerReferences") or []
+    return next((reference for reference in references if reference.get("controller")), None)
 
 
 async def find_children(api: Api, store: Store, llmd: LLMDeployment, kinds: Iterable[str]) -> dict[str, Any]:
@@ -64,7 +84,8 @@ def targets(store: Store) -> list[Target]:
     for key in store.keys(POD):
         body = store.get(POD, key)
         pod = parse_pod(body) if body is not None else None
-        if body is None or pod is None or pod.ip is None:
+        owner = owner_of(body) if body is not None else None
+        if body is None or pod is None or pod.ip is None or owner is None or not is_replica(store, body, owner):
             continue
         if pod.state is PodState.READY or (pod.state is PodState.STARTING and _is_of_hub(store, body)):
             found.append(Target(pod.uid, pod.ip, is_ready=pod.state is PodState.READY))

@@ -132,6 +132,35 @@ async def test_what_others_do_to_the_child_is_undone_and_they_are_told_what_to_e
     assert any("kubectl" in message for message in said), "who did it is named"
 
 
+async def test_a_pause_is_undone_and_copies_of_pods_are_no_replicas(cluster: OperatorCluster) -> None:
+    """A paused Deployment kept every later change of the spec from being rolled out, and nothing said so."""
+    await cluster.create({"engine": {"image": "one:1"}}, name="calm")
+    await cluster.condition("Available", "True", name="calm")
+    await cluster.client.patch(DEPLOYMENTS, "calm", {"spec": {"paused": True}}, "default")
+    await cluster.client.patch(LLMDS, "calm", {"spec": {"engine": {"image": "two:2"}}}, "default")
+
+    async def is_rolled_out() -> bool:
+        images = {pod["spec"]["containers"][0]["image"] for pod in await cluster.pods("calm")}
+        return images == {"two:2"} and (await cluster.llmd("calm"))["status"].get("ready") == "1/1"
+
+    await cluster.until(is_rolled_out, "the new image")
+    assert "DriftRepaired" in await cluster.events("calm")
+    [pod] = await cluster.pods("calm")
+    copied = {"name": "calm-debug", "labels": pod["metadata"]["labels"] | {"pod-template-hash": "none"}}
+    container = {"name": "server", "image": "two:2"}
+    await cluster.client.create(PODS, {"metadata": copied, "spec": {"containers": [container]}}, "default")
+
+    async def both_run() -> bool:
+        return [item.get("status", {}).get("phase") for item in await cluster.pods("calm")] == ["Running"] * 2
+
+    await cluster.until(both_run, "the copy runs")
+    await cluster.client.patch(LLMDS, "calm", {"spec": {"service": {"port": 81}}}, "default")
+    await cluster.condition("Progressing", "False", name="calm")
+    status = (await cluster.llmd("calm"))["status"]
+    assert (status["ready"], status["replicas"], len(status["pods"])) == ("1/1", 1, 1)
+    await cluster.client.delete(PODS, "calm-debug", "default")
+
+
 async def test_scales_out_on_need_and_in_after_the_window(cluster: OperatorCluster) -> None:
     await cluster.create({"autoscaling": {"maxReplicas": 4, "behavior": FAST}}, name="elastic")
     await cluster.condition("ScalingActive", "True", name="elastic")

@@ -119,6 +119,7 @@ def pod_body(
             "creationTimestamp": created,
             "labels": {**labels(owner), **({"pod-template-hash": template_hash} if template_hash else {})},
             "annotations": {"controller.kubernetes.io/pod-deletion-cost": cost} if cost is not None else {},
+            "ownerReferences": [_controller("ReplicaSet", f"{owner}-1")],
             **({"deletionTimestamp": created} if deleting else {}),
         },
         "status": {
@@ -128,6 +129,27 @@ def pod_body(
             "containerStatuses": [] if unschedulable else [container],
         },
     }
+
+
+def replica_set_body(owner: str = "chat", *, name: str | None = None, deployment: str | None = None) -> dict[str, Any]:
+    """The ReplicaSet of the pods of `pod_body`; `deployment`: whose it is, by default of the child of `owner`."""
+    name = name or f"{owner}-1"
+    return {
+        "apiVersion": "apps/v1",
+        "kind": "ReplicaSet",
+        "metadata": {
+            "name": name,
+            "namespace": "default",
+            "uid": f"uid-{name}",
+            "resourceVersion": "1",
+            "labels": labels(owner),
+            "ownerReferences": [_controller("Deployment", deployment or owner)],
+        },
+    }
+
+
+def _controller(kind: str, name: str) -> dict[str, Any]:
+    return {"apiVersion": "apps/v1", "kind": kind, "name": name, "uid": f"uid-{name}", "controller": True}
 
 
 def metrics_text(**values: float) -> str:

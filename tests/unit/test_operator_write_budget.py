@@ -12,9 +12,9 @@ from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings
 from pagefleet_operator.sharing import Shares
 from pagefleet_operator.specs import Specs
-from pagefleet_operator.store import LLMDEPLOYMENT, POD, Store
+from pagefleet_operator.store import LLMDEPLOYMENT, POD, REPLICA_SET, Store
 from pagefleet_operator.telemetry import Telemetry
-from support.operator_objects import llmd_body, pod_body, sample
+from support.operator_objects import llmd_body, pod_body, replica_set_body, sample
 
 KEY = ObjectKey("default", "m0")
 SECONDS = 120
@@ -65,6 +65,7 @@ async def test_all_objects_together_write_their_numbers_fifty_times_a_second_at_
     )
     for number in range(objects):
         store.put(LLMDEPLOYMENT, llmd_body(f"m{number}", uid=f"uid-{number}" if number else "uid-1"))
+    store.put(REPLICA_SET, replica_set_body("m0"))
     store.put(POD, pod_body("a", owner="m0"))
     loop = ObjectLoop(KEY, context, asyncio.Semaphore(1))
 
