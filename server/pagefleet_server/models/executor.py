@@ -18,6 +18,7 @@ from pagefleet_server.models.dtype import DTYPES, resolve_device, resolve_dtype
 from pagefleet_server.models.eos import eos_token_ids
 from pagefleet_server.models.fused.decoder import FusedDecoder
 from pagefleet_server.models.fused.families import read_spec
+from pagefleet_server.models.fused.grouped_reader import grouped_bytes, grouped_reader
 from pagefleet_server.models.fused.sharding import Group, ShardedSource, shard_spec
 from pagefleet_server.models.fused.spec import DecoderSpec, NotFused
 from pagefleet_server.models.fused.weight_sources import WeightSource, open_source
@@ -110,6 +111,8 @@ def open_model(settings: ModelSettings, group: Group | None = None, tell: LoadPr
     here already. Raises ModelError, ModelRefused."""
     if settings.load_format not in ("auto", "dummy"):
         raise ModelError(f"--load-format {settings.load_format!r}: expected auto or dummy")
+    if settings.quantization not in ("none", "gguf", "q8_0", "q4_1"):
+        raise ModelError(f"--quantization {settings.quantization!r}: expected none, gguf, q8_0 or q4_1")
     if settings.executor not in ("auto", "fused", "transformers"):
         raise ModelError(f"--executor {settings.executor!r}: expected auto, fused or transformers")
     reason = "--executor transformers asks for it"
@@ -125,6 +128,11 @@ def open_model(settings: ModelSettings, group: Group | None = None, tell: LoadPr
         else:
             _logger.info("executor fused: %s is in its table", opened.spec.architecture)
             return opened
+    if settings.quantization != "none":
+        raise ModelRefused(
+            f"{settings.model}: --quantization {settings.quantization}: only the fused decoder keeps weights in small "
+            f"integers, and {reason}"
+        )
     if group is not None:
         raise ModelRefused(
             f"{settings.model}: --tensor-parallel-size {group.size}: only the fused decoder can be split over ranks, "
@@ -152,7 +160,16 @@ class _OpenedFused:
         return self.spec.layer_specs
 
     def load(self, backend: Backend, tell: LoadProgress = tell_nobody) -> tuple[Executor, bool]:
-        weights = read_weights(self.spec, self.source, backend=backend, dtype=self.dtype, device=self.device, tell=tell)
+        form = self.settings.quantization
+        weights = read_weights(
+            self.spec,
+            self.source,
+            backend=backend,
+            dtype=self.dtype,
+            device=self.device,
+            tell=tell,
+            grouped=None if form == "none" else grouped_reader(self.source, form),
+        )
         wanted = self.settings.max_model_len or self.spec.max_positions
         decoder = FusedDecoder(
             spec=self.spec,
@@ -182,7 +199,12 @@ def _open_fused(settings: ModelSettings, group: Group | None) -> _OpenedFused:
         spec = shard_spec(spec, group.size)
         device = torch.device("cuda", group.rank) if device.type == "cuda" else device
     dtype = resolve_dtype(settings.dtype, stored, device)
-    needed = sum(math.prod(shape) for shape in source.shapes().values()) * dtype.itemsize
+    if settings.quantization == "none":
+        needed = sum(math.prod(shape) for shape in source.shapes().values()) * dtype.itemsize
+    elif device.type == "cpu":
+        needed = grouped_bytes(source, spec, settings.quantization, dtype)
+    else:
+        raise ModelRefused(f"--quantization {settings.quantization}: only the CPU kernels multiply by such weights")
     check_weights_fit(checkpoint.path, needed, dtype, device)
     return _OpenedFused(
         settings=settings,

@@ -10,9 +10,11 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 import torch
 
+from pagefleet_kernels.grouped import GroupedWeight
 from pagefleet_server.gguf_metadata import TENSOR_BLOCKS, GGUFMetadata, GGUFTensor
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.gguf_blocks import dequantize
+from pagefleet_server.models.gguf_groups import grouped_weight
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -134,10 +136,33 @@ class LlamaTensors:
         name = self._names[module]
         with self._metadata.path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
             weight = _read(data, self._metadata.tensors[name], name, self._metadata, dtype)
+        return self._in_order(name, weight)
+
+    def kind(self, module: str) -> int:
+        """ggml type of the tensor."""
+        return self._metadata.tensors[self._names[module]].kind
+
+    def read_grouped(self, module: str) -> GroupedWeight | None:
+        """A matrix in its own scales, in transformers' order of rows; None for a type without them."""
+        name = self._names[module]
+        tensor = self._metadata.tensors[name]
+        per_block, block_bytes = TENSOR_BLOCKS[tensor.kind]
+        if len(tensor.dims) != 2:
+            return None
+        num_bytes = tensor.dims[0] * tensor.dims[1] // per_block * block_bytes
+        raw = torch.empty(num_bytes, dtype=torch.uint8)
+        with self._metadata.path.open("rb") as file:
+            file.seek(tensor.offset)
+            if file.readinto(memoryview(raw.numpy())) != num_bytes:  # type: ignore[arg-type]
+                raise ModelError(f"{self._metadata.path}: ends within tensor {name}; fetch it again")
+        weight = grouped_weight(tensor.kind, raw, tensor.dims[1])
+        return None if weight is None else weight.map(lambda part: self._in_order(name, part))
+
+    def _in_order(self, name: str, rows: torch.Tensor) -> torch.Tensor:
         for part, heads in self._heads.items():
             if part in name:
-                return _unpermute(weight, heads)
-        return weight
+                return _unpermute(rows, heads)
+        return rows
 
 
 def _names(num_layers: int) -> Mapping[str, str]:

@@ -7,6 +7,7 @@ from typing import Protocol
 
 import torch
 
+from pagefleet_kernels.grouped import GroupedWeight
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.checkpoint import Checkpoint, weight_files
 from pagefleet_server.models.fused import weight_names
@@ -78,6 +79,14 @@ class GgufSource:
     def read(self, name: str, dtype: torch.dtype) -> torch.Tensor:
         """See WeightSource."""
         return self._tensors.read(name, dtype)
+
+    def kind(self, name: str) -> int:
+        """ggml type of a tensor."""
+        return self._tensors.kind(name)
+
+    def read_grouped(self, name: str) -> GroupedWeight | None:
+        """A matrix in its own scales; None for a type without them."""
+        return self._tensors.read_grouped(name)
 
 
 class RandomSource:

@@ -9,7 +9,10 @@ from torch.nn import functional
 
 from pagefleet_kernels import ops
 from pagefleet_kernels.backend import Backend, LinearFunction, LinearPacker
+from pagefleet_kernels.grouped import GroupedWeight, join, pack_grouped
+from pagefleet_server.model_errors import ModelRefused
 from pagefleet_server.models.fused import weight_names
+from pagefleet_server.models.fused.grouped_reader import GroupedReader
 from pagefleet_server.models.fused.spec import DecoderSpec
 from pagefleet_server.models.fused.weight_sources import WeightSource
 from pagefleet_server.models.load_progress import LoadProgress, tell_nobody
@@ -65,16 +68,14 @@ def read_weights(
     dtype: torch.dtype,
     device: torch.device,
     tell: LoadProgress = tell_nobody,
+    grouped: GroupedReader | None = None,
 ) -> DecoderWeights:
-    """Read a checked source (weight_sources.open_source) tensor by tensor. Raises ModelError."""
-    reader = _Reader(spec, source, backend, dtype, device, tell)
+    """Read a checked source (weight_sources.open_source) tensor by tensor; with `grouped`, matrices in their own scales
+    where they have some. Raises ModelError."""
+    reader = _Reader(spec, source, backend, dtype, device, tell, grouped)
     embedding = reader.tensor(f"{weight_names.EMBEDDING}.weight")
     layers = tuple(_layer(reader, spec, index) for index in range(len(spec.layers)))
-    head = (
-        reader.pack(embedding, None, wide=True)
-        if spec.tied
-        else reader.linear([weight_names.HEAD], bias=False, wide=True)
-    )
+    head = reader.tied_head(embedding) if spec.tied else reader.linear([weight_names.HEAD], bias=False, wide=True)
     return DecoderWeights(
         embedding=embedding,
         layers=layers,
@@ -121,6 +122,7 @@ class _Reader:
         dtype: torch.dtype,
         device: torch.device,
         tell: LoadProgress,
+        grouped: GroupedReader | None,
     ) -> None:
         self._source = source
         self._has_norm_bias = spec.centred_norm
@@ -129,6 +131,7 @@ class _Reader:
         self._device = device
         self._shapes = source.shapes()
         self._tell = tell
+        self._grouped = grouped
         self._done_bytes = 0
         self._total_bytes = sum(math.prod(self._shapes[name]) for name in weight_names.expected(spec)) * dtype.itemsize
         self._scratch = torch.empty(0, dtype=dtype, device=device)
@@ -148,6 +151,10 @@ class _Reader:
 
     def linear(self, names: list[str], *, bias: bool, wide: bool = False) -> LinearFunction:
         """One linear of several, their outputs side by side."""
+        in_groups = self._read_grouped(names)
+        if in_groups is not None:
+            biases = [self.tensor(f"{name}.bias") for name in names] if bias else []
+            return self._pack_grouped(in_groups, torch.cat(biases) if biases else None, wide=wide)
         shapes = [self._shapes[f"{name}.weight"] for name in names]
         weight = self._room(sum(rows for rows, _ in shapes), shapes[0][1])
         for name, part in zip(names, torch.split(weight, [rows for rows, _ in shapes]), strict=True):
@@ -155,11 +162,44 @@ class _Reader:
         biases = [self.tensor(f"{name}.bias") for name in names] if bias else []
         return self.pack(weight, torch.cat(biases) if biases else None, wide=wide)
 
+    def tied_head(self, embedding: torch.Tensor) -> LinearFunction:
+        """Of the embedding's own numbers."""
+        in_groups = self._read_grouped([weight_names.EMBEDDING])
+        if in_groups is not None:
+            return self._pack_grouped(in_groups, None, wide=True)
+        return self.pack(embedding, None, wide=True)
+
     def _read(self, name: str) -> torch.Tensor:
         tensor = self._source.read(name, self._dtype)
-        self._done_bytes += tensor.nbytes
-        self._tell(self._done_bytes, self._total_bytes)
+        self._count(tensor.numel())
         return tensor
+
+    def _read_grouped(self, names: list[str]) -> GroupedWeight | None:
+        """None where one of them has no scales of its own."""
+        parts: list[GroupedWeight] = []
+        for name in names:
+            part = None if self._grouped is None else self._grouped(f"{name}.weight")
+            if part is None:
+                return None
+            parts.append(part)
+        for part in parts:
+            self._count(part.codes.numel())
+        return join(parts)
+
+    def _count(self, elements: int) -> None:
+        self._done_bytes = min(self._done_bytes + elements * self._dtype.itemsize, self._total_bytes)
+        self._tell(self._done_bytes, self._total_bytes)
+
+    def _pack_grouped(self, weight: GroupedWeight, bias: torch.Tensor | None, *, wide: bool) -> LinearFunction:
+        packed = pack_grouped(self._backend, weight, bias, dtype=self._dtype, wide=wide)
+        if packed is None:
+            raise ModelRefused(
+                f"--quantization: the {self._backend.name} kernels do not multiply {self._dtype} by such weights; they "
+                "need the built CPU kernels, in bfloat16 or float32; use --quantization none"
+            )
+        self.num_bytes += weight.num_bytes
+        self.packed = True
+        return packed
 
     def pack(self, weight: torch.Tensor, bias: torch.Tensor | None, *, wide: bool) -> LinearFunction:
         """In the backend's layout, or as it is. wide: results in float32 where the backend offers that."""
