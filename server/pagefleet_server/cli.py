@@ -96,6 +96,8 @@ def _name_flag(field_name: str, *, negated: bool) -> str:
 
 def parse_value(flag: Flag, text: str, source: str) -> object:
     """The value of `text`; `source` (the flag or variable) goes into the message. Raises BadSettingError."""
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        raise BadSettingError(f"{source}: {text[:100]!a} is no UTF-8 text")  # bytes of a shell with another encoding
     if flag.kind is str:
         if flag.choices and text not in flag.choices:
             raise BadSettingError(f"{source}: {text[:100]!r} is none of {', '.join(flag.choices)}")

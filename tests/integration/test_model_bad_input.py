@@ -11,11 +11,14 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
+from pagefleet_kernels.dispatch import select_backend
 from pagefleet_server import host_memory
 from pagefleet_server.gguf_metadata import read_gguf_metadata
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.checkpoint import open_checkpoint
+from pagefleet_server.models.config_sizes import LARGEST
 from pagefleet_server.models.executor import open_model
+from pagefleet_server.models.fused.decoder import FusedDecoder
 from pagefleet_server.models.loading import load_model
 from pagefleet_server.models.safetensors_table import read_tensor_table
 from pagefleet_server.settings import ModelSettings
@@ -107,6 +110,22 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         lambda p: change_header(p, lambda h: h[UP].update(data_offsets=[100, 50])),
         "header is damaged",
     ),
+    "a rotary embedding that nobody knows": (
+        lambda p: change_config(p, rope_parameters={"rope_type": "martian", "rope_theta": 1e4}),
+        "rope_type 'martian'; transformers .* knows .*yarn",
+    ),
+    "fewer layers than there are": (
+        lambda p: change_config(p, num_hidden_layers=1),
+        r"holds model\.layers\.1\..*, but its configuration has 1 layers",
+    ),
+    **{
+        f"{key} {value!r}": (
+            lambda p, key=key, value=value: change_config(p, **{key: value}),  # type: ignore[misc]
+            rf"config.json: {key} is .*; it must be a whole number from 1 to {largest}",
+        )
+        for key, largest in LARGEST.items()
+        for value in (0, -1, largest + 1, "48", 4.5, True)
+    },
     "an architecture that does not exist": (
         lambda p: (p / "config.json").write_text('{"model_type": "martian", "architectures": ["MartianForCausalLM"]}'),
         "martian",
@@ -116,7 +135,7 @@ BROKEN: dict[str, tuple[Callable[[Path], object], str]] = {
         "not understood",
     ),
     "a configuration of wrong types": (
-        lambda p: (p / "config.json").write_text('{"model_type": "llama", "hidden_size": "many"}'),
+        lambda p: (p / "config.json").write_text('{"model_type": "llama", "rope_parameters": "many"}'),
         "not understood",
     ),
 }
@@ -130,6 +149,26 @@ def test_broken_checkpoint_is_refused_by_name(tmp_path: Path, name: str) -> None
     with pytest.raises(ModelError, match=want) as error:
         load(path)
     assert str(path) in str(error.value)
+
+
+def test_layers_that_are_left_out_are_served_only_to_who_insists(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path)
+    change_config(path, num_hidden_layers=1)
+    settings = ModelSettings(model=str(path), device="cpu", dtype="float32", trust_unverified_model=True)
+    assert len(load_model(settings).layers) == 1
+
+
+def test_a_context_whose_rotary_tables_do_not_fit_is_refused_with_the_numbers(tmp_path: Path) -> None:
+    path = write_tiny_llama(tmp_path, max_positions=LARGEST["max_position_embeddings"])
+    decoder = open_model(ModelSettings(model=str(path), device="cpu")).load(
+        select_backend(torch.device("cpu"), "reference")
+    )[0]
+    assert isinstance(decoder, FusedDecoder)
+    decoder.num_positions = 10**12
+    with pytest.raises(
+        ModelError, match=r"of 1000000000000 positions take 32000000000000 bytes.*lower --max-model-len"
+    ):
+        decoder.table(decoder.spec.layers[0].rope)
 
 
 @pytest.mark.parametrize("executor", ["fused", "transformers"])

@@ -134,3 +134,10 @@ def test_the_api_process_loads_neither_torch_nor_transformers() -> None:
     code = f"{imports}; print([m for m in ('torch', 'transformers') if m in sys.modules])"
     ended = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60, check=True)
     assert ended.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("flag", ["--model", "--chat-template", "--api-key-file", "--port"])
+def test_bytes_that_are_no_utf8_are_refused(flag: str) -> None:
+    """Python hands them over as lone surrogates, which nothing behind can write."""
+    with pytest.raises(BadSettingError, match=f"{flag}: .* is no UTF-8 text"):
+        parse_settings(["--model", "m", flag, "caf\udce9"], {})

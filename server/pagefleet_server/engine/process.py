@@ -148,7 +148,7 @@ def _ready(runner: Runner) -> Ready:
 
 
 def _fail(channel: Channel, error: Exception, what: str, code: ExitCode) -> ExitCode:
-    text = str(error).strip() or "no message"
+    text = " ".join(str(error).split()) or "no message"  # a line: the last one of the log is what Kubernetes shows
     reason = f"{what}: {type(error).__name__}: {text}"[:MAX_REASON_CHARS]
     if code is ExitCode.BAD_MODEL:
         log.error("%s", reason)

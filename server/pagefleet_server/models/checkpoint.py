@@ -5,6 +5,7 @@ from pathlib import Path
 
 from pagefleet_server.gguf_metadata import GGUFMetadata, read_gguf_metadata
 from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.config_sizes import check_sizes
 from pagefleet_server.models.safetensors_table import read_tensor_table
 from pagefleet_server.tokenizer import read_json
 
@@ -32,7 +33,7 @@ def open_checkpoint(model: str, *, need_weights: bool = True) -> Checkpoint:
     if path.is_dir():
         if not (path / "config.json").is_file():
             raise ModelError(f"{path}: holds no config.json; give a Hugging Face model directory or a .gguf file")
-        read_json(path / "config.json")
+        check_sizes(path / "config.json", read_json(path / "config.json"))
         if need_weights:
             _check_weights(path)
         return Checkpoint(directory=path, gguf_file=None, gguf=None)

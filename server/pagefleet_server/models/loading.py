@@ -1,5 +1,6 @@
 """From a path to a model that runs on paged attention."""
 
+import re
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from transformers import (
     PreTrainedConfig,
     PreTrainedModel,
 )
+from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
 from transformers.quantizers.auto import AUTO_QUANTIZATION_CONFIG_MAPPING
 
 from pagefleet_server import host_memory
@@ -34,6 +36,8 @@ from pagefleet_server.settings import ModelSettings
 
 _OF_QUANTISED = ("scale", "scales", "scale_inv", "qweight", "qzeros", "g_idx", "zero_point", "absmax", "quant_map")
 """Ends of tensor names without which the weights beside them mean something else."""
+_LAYER = re.compile(r"(?:^|\.)(?:layers|h|blocks)\.(\d+)\.")
+"""A layer's number in a tensor's name."""
 AutoClass = type[AutoModel] | type[AutoModelForCausalLM]
 
 
@@ -50,6 +54,7 @@ def load_model(settings: ModelSettings, tell: LoadProgress = tell_nobody) -> Pag
     try:
         config = _load_config(checkpoint)
         _check_quantization(config)
+        _check_rope(config)
         _check_architecture(config, trust=settings.trust_unverified_model)
         dtype = resolve_dtype(settings.dtype, _checkpoint_dtype(checkpoint, config), device)
         pooling = pooling_of(settings)
@@ -60,7 +65,7 @@ def load_model(settings: ModelSettings, tell: LoadProgress = tell_nobody) -> Pag
             module = (
                 _random_module(auto_class, config, dtype)
                 if dummy
-                else _load_module(auto_class, checkpoint, config, dtype)
+                else _load_module(auto_class, checkpoint, config, dtype, trust=settings.trust_unverified_model)
             )
         torch.nn.Module.to(module, device)
         torch.nn.Module.eval(module).requires_grad_(False)
@@ -95,6 +100,21 @@ def _check_quantization(config: PreTrainedConfig) -> None:
         )
 
 
+def _check_rope(config: PreTrainedConfig) -> None:
+    """An unknown kind of rotary embedding fails far from its reason."""
+    parameters = getattr(config.get_text_config(decoder=True), "rope_parameters", None)
+    if not isinstance(parameters, dict):
+        return
+    known = {"default", *ROPE_INIT_FUNCTIONS}
+    for kinds in (parameters, *(value for value in parameters.values() if isinstance(value, dict))):
+        kind = kinds.get("rope_type", "default")
+        if kind not in known:
+            raise ModelRefused(
+                f"its rotary embedding is of rope_type {str(kind)[:80]!r}; transformers {transformers.__version__} "
+                f"knows {', '.join(sorted(known))}"
+            )
+
+
 def _check_architecture(config: PreTrainedConfig, *, trust: bool) -> None:
     try:
         check_config(config)
@@ -121,7 +141,7 @@ def _load_config(checkpoint: Checkpoint) -> PreTrainedConfig:
 
 
 def _load_module(
-    auto_class: AutoClass, checkpoint: Checkpoint, config: PreTrainedConfig, dtype: torch.dtype
+    auto_class: AutoClass, checkpoint: Checkpoint, config: PreTrainedConfig, dtype: torch.dtype, *, trust: bool
 ) -> PreTrainedModel:
     common: dict[str, Any] = {
         "config": config,
@@ -152,6 +172,7 @@ def _load_module(
         raise ModelError(f"{checkpoint.path}: cannot be loaded: {str(error)[:300]}") from error
     module, told = loaded
     _check_complete(checkpoint, told)
+    _check_layers(checkpoint, told, int(config.get_text_config(decoder=True).num_hidden_layers), trust=trust)
     return _module(module)
 
 
@@ -176,6 +197,23 @@ def _check_complete(checkpoint: Checkpoint, told: Mapping[str, Collection[object
             f"{checkpoint.path}: tensor {name} has shape {_shape(found)}, by the configuration it has {_shape(want)}; "
             "fetch it again, with the configuration that belongs to it"
         )
+
+
+def _check_layers(
+    checkpoint: Checkpoint, told: Mapping[str, Collection[object]], num_layers: int, *, trust: bool
+) -> None:
+    """transformers leaves out what the configuration does not ask for, and a model with half of its layers answers,
+    too. (Layers for speculation that an architecture knows of are not told here.)"""
+    numbers = [
+        (int(found[1]), str(name)) for name in told.get("unexpected_keys", ()) if (found := _LAYER.search(str(name)))
+    ]
+    beyond = max((number for number in numbers if number[0] >= num_layers), default=None)
+    if beyond is not None:
+        error = ModelUnverified(
+            f"{checkpoint.path}: holds {beyond[1][:200]}, but its configuration has {num_layers} layers "
+            "(num_hidden_layers)"
+        )
+        distrust(error, trust=trust)
 
 
 def _shape(value: object) -> str:
