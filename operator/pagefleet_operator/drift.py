@@ -30,7 +30,7 @@ class Applied:
 
 def applied(manifest: Manifest, answer: Child) -> Applied:
     """Remember an apply and its answer."""
-    return Applied(manifest, answer["metadata"]["uid"], project(answer, manifest))
+    return Applied(manifest, answer["metadata"]["uid"], _ours(answer, manifest))
 
 
 def digest(manifest: Manifest) -> str:
@@ -48,7 +48,12 @@ def needs_apply(manifest: Manifest, live: Child | None, before: Applied | None) 
 def was_edited(live: Child, before: Applied) -> bool:
     """Whether someone changed a field of ours since we applied it."""
     same_object = before.uid == live.get("metadata", {}).get("uid")
-    return same_object and bool(project(live, before.manifest) != before.ours)
+    return same_object and bool(_ours(live, before.manifest) != before.ours)
+
+
+def _ours(live: Child, manifest: Manifest) -> Any:
+    """Our fields of a live object. Its type cannot be edited, and items of a list do not even say it."""
+    return project(live, {name: value for name, value in manifest.items() if name not in ("apiVersion", "kind")})
 
 
 def project(live: Any, manifest: Any) -> Any:

@@ -54,10 +54,8 @@ class Store:
         known = self._objects[kind].get(key)
         if _is_older(body, known) or self._is_buried(kind, key, body):
             return False
-        if known is not None and _is_same(body, known):
-            return False
         self._put(kind, body)
-        return True
+        return known is None or not _is_same(body, known)
 
     def _is_buried(self, kind: str, key: ObjectKey, body: Body) -> bool:
         grave = self._deleted.get((kind, key))

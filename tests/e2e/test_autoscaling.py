@@ -4,6 +4,7 @@ The operator is the real process on the real API; pods are endpoints that say wh
 servers: test_main_job.py (a load scales out and in) and test_autoscaling_streams.py."""
 
 import asyncio
+import contextlib
 import datetime
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
@@ -149,31 +150,50 @@ async def test_an_objective_that_more_replicas_would_not_help_is_only_reported(c
     await cluster.client.delete(LLMDS, "slow", "default")
 
 
-async def test_the_last_device_goes_to_the_more_important_and_comes_back(cluster: OperatorCluster) -> None:
-    """Three devices, two deployments that each want three."""
+def sharing(priority: int) -> Json:
+    behavior = {"scaleDown": {"stabilizationWindowSeconds": 1}}
+    scaling = {"maxReplicas": 3, "priority": priority, "behavior": behavior}
+    return {"autoscaling": scaling, "engine": {"accelerator": {"resourceName": "nvidia.com/gpu"}}}
 
-    def spec(priority: int) -> Json:
-        behavior = {"scaleDown": {"stabilizationWindowSeconds": 1}}
-        scaling = {"maxReplicas": 3, "priority": priority, "behavior": behavior}
-        return {"autoscaling": scaling, "engine": {"accelerator": {"resourceName": "nvidia.com/gpu"}}}
 
-    async def holds_devices() -> int:
-        pods = (await cluster.client.list(PODS, "default"))["items"]
-        limits = [p["spec"]["containers"][0].get("resources", {}).get("limits", {}) for p in pods]
-        return sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits)
-
+@contextlib.asynccontextmanager
+async def never_more_devices_than(cluster: OperatorCluster, budget: int) -> AsyncIterator[None]:
+    """All the while, those of leaving pods included."""
     most = 0
 
     async def watch_devices() -> None:
         nonlocal most
         while True:
-            most = max(most, await holds_devices())
+            pods = (await cluster.client.list(PODS, "default"))["items"]
+            limits = [pod["spec"]["containers"][0].get("resources", {}).get("limits", {}) for pod in pods]
+            most = max(most, sum(int(limit.get("nvidia.com/gpu", 0)) for limit in limits))
             await asyncio.sleep(0.1)
 
     watcher = asyncio.create_task(watch_devices())
     try:
-        humble = await serve(cluster, "humble", spec(0))
-        vip = await serve(cluster, "vip", spec(10))
+        yield
+        assert not watcher.done()
+    finally:
+        watcher.cancel()
+        await asyncio.gather(watcher, return_exceptions=True)
+    assert 0 < most <= budget, "the budget was exceeded"
+
+
+async def removed(cluster: OperatorCluster, *names: str) -> None:
+    for name in names:
+        await cluster.client.delete(LLMDS, name, "default")
+
+    async def are_gone() -> bool:
+        return not (await cluster.client.list(PODS, "default"))["items"]
+
+    await cluster.until(are_gone, "their pods are gone")
+
+
+async def test_the_last_device_goes_to_the_more_important_and_comes_back(cluster: OperatorCluster) -> None:
+    """Three devices, two deployments that each want three."""
+    async with never_more_devices_than(cluster, 3):
+        humble = await serve(cluster, "humble", sharing(0))
+        vip = await serve(cluster, "vip", sharing(10))
         humble.load = FULL
         await wanted(cluster, "humble", 2)
         limited = await cluster.condition("ScalingLimited", "True", name="humble", reason="DeviceBudget")
@@ -185,10 +205,35 @@ async def test_the_last_device_goes_to_the_more_important_and_comes_back(cluster
         vip.load = {}
         await wanted(cluster, "vip", 1)
         await wanted(cluster, "humble", 2)
-        assert not watcher.done()
-    finally:
-        watcher.cancel()
-        await asyncio.gather(watcher, return_exceptions=True)
-    assert most <= 3, "the budget was exceeded"
-    for name in ("humble", "vip"):
-        await cluster.client.delete(LLMDS, name, "default")
+    await removed(cluster, "humble", "vip")
+
+
+async def test_of_equals_one_gets_the_last_device_and_the_other_when_it_is_free(cluster: OperatorCluster) -> None:
+    """Both see their need in the same scrape round, and an operator that starts anew takes nothing from who has it."""
+    async with never_more_devices_than(cluster, 3):
+        served = {name: await serve(cluster, name, sharing(0)) for name in ("left", "right")}
+        for pods in served.values():
+            pods.load = FULL
+
+        async def one_grew() -> str | None:
+            counts = {name: (await cluster.llmd(name))["spec"]["replicas"] for name in served}
+            return max(counts, key=lambda name: counts[name]) if sorted(counts.values()) == [1, 2] else None
+
+        winner = await cluster.until(one_grew, "one of them has two replicas")
+        [loser] = set(served) - {winner}
+        await wanted(cluster, winner, 2)
+        await cluster.condition("ScalingLimited", "True", name=loser, reason="DeviceBudget")
+        assert await cluster.operator.stop() == 0
+        await cluster.operator.start()
+        asked = served[loser].num_scrapes
+
+        async def decided_anew() -> bool:
+            return served[loser].num_scrapes >= asked + 3
+
+        await cluster.until(decided_anew, "three more rounds")
+        assert await one_grew() == winner
+        assert not {"DriftRepaired", "FieldContested"} & {*await cluster.events("left"), *await cluster.events("right")}
+        served[winner].load = {}
+        await wanted(cluster, loser, 2)
+        await wanted(cluster, winner, 1)
+    await removed(cluster, "left", "right")

@@ -199,6 +199,12 @@ class TestNeedsApply:
         child["spec"]["template"]["spec"]["containers"].insert(0, {"name": "injected"})
         assert not needs_apply(self.manifest, child, applied(self.manifest, self.answer()))
 
+    def test_not_when_it_comes_from_a_list(self) -> None:
+        """Items of a list say neither apiVersion nor kind: each restart and resync then was a fight with "someone"."""
+        child = self.answer()
+        del child["kind"], child["apiVersion"]
+        assert not needs_apply(self.manifest, child, applied(self.manifest, self.answer()))
+
     def test_when_the_wish_changed(self) -> None:
         other = builders.deployment(llmd(), SETTINGS, replicas=2)
         assert needs_apply(other, self.answer(), applied(self.manifest, self.answer()))

@@ -80,7 +80,7 @@ def test_a_list_of_one_namespace_leaves_the_others_alone() -> None:
 
 def test_pods_are_found_by_their_owner_and_follow_their_label() -> None:
     store = Store()
-    store.put(POD, pod_body("a", owner="chat"))
+    assert store.put(POD, pod_body("a", owner="chat"))
     store.put(POD, pod_body("b", owner="other"))
     assert [item["metadata"]["name"] for item in store.owned(POD, KEY)] == ["a"]
     moved = pod_body("a", owner="other", resource_version="2")
@@ -97,3 +97,19 @@ def test_the_highest_version_seen_counts_deletions_too() -> None:
     assert store.highest == 9
     store.clear()
     assert (store.highest, version(store)) == (0, None)
+
+
+def test_a_body_is_news_unless_it_is_known_older_or_of_something_gone() -> None:
+    """What is no news wakes nobody; the newest spelling of the same version is kept."""
+    store = Store()
+    assert store.put(POD, pod_body("a", resource_version="5"))
+    again = pod_body("a", resource_version="5")
+    assert not store.put(POD, again)
+    assert store.get(POD, ObjectKey("default", "a")) is again
+    assert not store.put(POD, pod_body("a", resource_version="4"))
+    assert store.put(POD, pod_body("a", resource_version="6"))
+    store.drop(POD, pod_body("a", resource_version="7"))
+    assert not store.put(POD, pod_body("a", resource_version="6"))
+    unversioned = pod_body("b", resource_version="")
+    assert store.put(POD, unversioned)
+    assert store.put(POD, unversioned), "without a version nothing can be known to be the same"
