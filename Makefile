@@ -49,13 +49,14 @@ bench: install
 	$(BIN)/python -m benchmarks.serving --rounds 3
 	$(BIN)/python -m benchmarks.serving.budget
 
-# Side by side with other servers (docs/performance.md): about 6 GB in PAGEFLEET_PEERS, by default in the user's cache.
+# Side by side with other servers (docs/performance.md): about 8 GB in PAGEFLEET_PEERS, by default in the user's cache.
 bench-peers: peers
 	$(BIN)/python -m benchmarks.serving --peers all --workloads A,B,C,D,E --rounds 3 --cross-check
+	$(BIN)/python -m benchmarks.serving --peers all --size 1b --workloads A,D --rounds 3
 	$(BIN)/python -m benchmarks.serving.budget
 
 peers: install
-	$(BIN)/python -m benchmarks.serving.setup
+	$(BIN)/python -m benchmarks.serving.setup --with-1b
 
 # Other people's clients, for tests/clients; vLLM is the server that ours is compared with.
 clients: install

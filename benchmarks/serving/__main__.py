@@ -7,7 +7,8 @@
     python -m benchmarks.serving --report out.json more.json [--write docs/performance.md]      tables of earlier runs
 
 Peers: ours, vllm, llama-bf16, llama-q4, transformers, openvino-q4, installed by benchmarks/serving/setup.py; and any
-`--variant NAME='FLAGS'`, which is our server with more flags. Only ratios of one run mean something on another machine.
+`--variant NAME='FLAGS'`, which is our server with more flags. `--size 1b`: a Llama of 1.07 G random weights instead.
+Only ratios of one run mean something on another machine.
 """
 
 import argparse
@@ -22,16 +23,17 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from benchmarks.serving import cross_check, machine, servers
+from benchmarks.serving import cross_check, floors, machine, servers
 from benchmarks.serving.outcome import Record, Run, Start
 from benchmarks.serving.paths import Paths, default_paths, quantised_gguf
 from benchmarks.serving.peers import Peer, known_peers, ours
-from benchmarks.serving.report import between_marks, markdown, rate
+from benchmarks.serving.report import IN_TOTAL, between_marks, markdown, rate
 from benchmarks.serving.servers import Server
 from benchmarks.serving.workloads import WHAT, Workload, build, one_token_words
 from pagefleet_server.tokenizer import load_tokenizer
 
 WARM_UP_SEED = -1
+SIZES = {"135m": floors.SMOLLM2, "1b": floors.ONE_BILLION}
 
 
 def parse() -> argparse.Namespace:
@@ -42,6 +44,9 @@ def parse() -> argparse.Namespace:
         "-w", "--workloads", default="A,B,C,D", help="of " + "; ".join(f"{k} {v}" for k, v in WHAT.items())
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument(
+        "--size", choices=SIZES, default="135m", help="the model; 1b: random weights, for ours and vllm only"
+    )
     parser.add_argument("--variant", action="append", default=[], metavar="NAME=FLAGS", help="ours with more flags")
     parser.add_argument("--folder", type=Path, help="of the peers; default: PAGEFLEET_PEERS, or the user's cache")
     parser.add_argument("--seed", type=int, help="of the prompts; default: another one each time")
@@ -69,8 +74,9 @@ def make_peer(options: argparse.Namespace, paths: Paths, name: str) -> Peer:
     """By name: a known one or a variant of ours."""
     variants = dict(variant.split("=", 1) for variant in options.variant)
     if name in variants:
-        return ours(f"ours-{name}", tuple(variants[name].split()))
-    known = known_peers(paths)
+        model = paths.random_1b if options.size == "1b" else None
+        return ours(f"ours-{name}", tuple(variants[name].split()), model)
+    known = known_peers(paths, options.size)
     if name not in known:
         raise SystemExit(f"peer {name!r}: expected some of {', '.join([*known, *variants])}")
     return known[name]()
@@ -79,7 +85,7 @@ def make_peer(options: argparse.Namespace, paths: Paths, name: str) -> Peer:
 def names_of(options: argparse.Namespace, paths: Paths) -> list[str]:
     """The peers asked for; 'all' leaves out what is not installed, a name that is not installed ends the run."""
     if options.peers == "all":
-        return [name for name, make in known_peers(paths).items() if make().installed]
+        return [name for name, make in known_peers(paths, options.size).items() if make().installed]
     names: list[str] = options.peers.split(",")
     missing = [name for name in names if not make_peer(options, paths, name).installed]
     if missing:
@@ -93,9 +99,13 @@ async def main(options: argparse.Namespace) -> None:
     make = partial(make_peer, options, paths)
     there = {name: server for file in options.running for name, server in servers.running_servers(file, make).items()}
     names = names_of(options, paths)
+    if options.size == "1b" and not (paths.random_1b / "model.safetensors").exists():
+        raise SystemExit(f"python -m benchmarks.serving.export_model {paths.random_1b} --random-1b writes that model")
     logs = options.logs or Path(tempfile.mkdtemp(prefix="pagefleet-bench-"))
     logs.mkdir(parents=True, exist_ok=True)
     record = Record(machine.facts() | {"seed": options.seed if options.seed is not None else int(time.time())})
+    if options.size != "135m":
+        record.facts["model"] = options.size
     open_servers: dict[str, Server] = {}
     try:
         for name in names:
@@ -131,6 +141,15 @@ async def measure(options: argparse.Namespace, record: Record, peers: list[Serve
     """All rounds. Each starts with another server, so that a slow drift of the machine favours nobody."""
     words = one_token_words(load_tokenizer(quantised_gguf()).tokenizer)
     seed = int(str(record.facts["seed"]))
+    await machine.wait_quiet(options.quiet_wait)
+    rates = await asyncio.to_thread(floors.machine_rates, 5)
+    record.facts["reading memory"] = f"{rates.bytes_per_s / 1e9:.1f} GB/s"
+    record.facts["bfloat16 product"] = f"{rates.flops_per_s / 1e9:.0f} GFLOP/s"
+    for name in options.workloads.split(","):
+        workload = build(name, words, seed)
+        if workload.requests[0].at is None:
+            tokens = workload.num_output + (name == IN_TOTAL) * sum(request.num_prompt for request in workload.requests)
+            record.floors[name] = tokens / floors.floor_seconds(workload, SIZES[options.size], rates)
     for server in peers:
         await server.measure(Workload("warm-up", build("A", words, WARM_UP_SEED).requests[:8], 8), 0)
     for index in range(options.rounds):
@@ -182,6 +201,7 @@ def read_files(files: list[Path]) -> Record:
             names = {start.peer for start in joined.starts}
             joined.starts += [Start(**start) for start in found["starts"] if start["peer"] not in names]
             joined.cross_checks += found.get("cross_checks", [])
+            joined.floors = found.get("floors", {}) | joined.floors
             for peer, mib in found["peak_mib"].items():
                 joined.peak_mib[peer] = max(mib, joined.peak_mib.get(peer, 0.0))
     if joined is None:

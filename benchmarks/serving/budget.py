@@ -11,14 +11,13 @@ rounds in turn. What a served step takes beyond that is scheduler, messages, HTT
 
 import argparse
 import json
-import statistics
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
+from benchmarks.serving.floors import SMOLLM2, machine_rates, medians, step_seconds
 from benchmarks.serving.machine import CoreMeter, facts
 from benchmarks.serving.paths import quantised_gguf
 from benchmarks.serving.report import between_marks
@@ -36,8 +35,6 @@ LAYERS, HIDDEN, INNER, HEADS, KV_HEADS, HEAD, VOCABULARY = 30, 576, 1536, 9, 3, 
 """SmolLM2-135M."""
 SHAPES = [((HEADS + 2 * KV_HEADS) * HEAD, HIDDEN), (HIDDEN, HEADS * HEAD), (2 * INNER, HIDDEN), (HIDDEN, INNER)]
 """[out, in] of a layer's linears, merged as the decoder merges them."""
-NUM_LAYER_WEIGHTS = LAYERS * sum(rows * columns for rows, columns in SHAPES)
-NUM_WEIGHTS = NUM_LAYER_WEIGHTS + VOCABULARY * HIDDEN
 Run = Callable[[], object]
 
 
@@ -59,26 +56,6 @@ WORKS = (
     Work("B: 512 tokens of a prompt, from 0", 1, 512, 0),
     Work("B: 488 tokens of a prompt, from 512", 1, 488, 512),
 )
-
-
-def medians(runs: dict[str, Run], rounds: int) -> dict[str, float]:
-    """Milliseconds of each, in turn, after one round that warms up."""
-    times: dict[str, list[float]] = {name: [] for name in runs}
-    for _ in range(rounds + 1):
-        for name, run in runs.items():
-            began = time.perf_counter()
-            run()
-            times[name].append((time.perf_counter() - began) * 1e3)
-    return {name: statistics.median(values[1:]) for name, values in times.items()}
-
-
-def machine_rates(rounds: int) -> tuple[float, float]:
-    """(GB/s of reading 512 MiB, GFLOP/s of torch's bfloat16 product of two 1024 x 1024 matrices), all threads."""
-    data = torch.ones(1 << 26, dtype=torch.int64)
-    left, right = torch.randn(1024, 1024).bfloat16(), torch.randn(1024, 1024).bfloat16()
-    with torch.inference_mode():
-        found = medians({"read": data.sum, "product": lambda: [left @ right for _ in range(8)]}, rounds)
-    return data.nbytes / found["read"] / 1e6, 8 * 2 * 1024**3 / found["product"] / 1e6
 
 
 def linears(rows: int, logit_rows: int) -> Run:
@@ -177,7 +154,8 @@ def main() -> None:
     )
     meter = CoreMeter(0)
     runner = build_runner(settings, lambda *_, **__: None)
-    bandwidth, rate = machine_rates(options.rounds)
+    rates = machine_rates(options.rounds)
+    bandwidth, rate = rates.bytes_per_s / 1e9, rates.flops_per_s / 1e9
     lines = [" · ".join(f"{key} {value}" for key, value in facts().items()) + f" · {options.threads} threads"]
     lines += [f"reading memory {bandwidth:.1f} GB/s · bfloat16 product {rate:.0f} GFLOP/s", ""]
     lines += ["| step, ms | floor | linears | attention | whole step | rest of it |", "|---|---|---|---|---|---|"]
@@ -192,8 +170,7 @@ def main() -> None:
             },
             options.rounds,
         )
-        flops = 2 * (NUM_LAYER_WEIGHTS * rows + VOCABULARY * HIDDEN * work.num_sequences)
-        found["floor"] = max(2 * NUM_WEIGHTS / bandwidth / 1e6, flops / rate / 1e6)
+        found["floor"] = 1e3 * step_seconds(SMOLLM2, rows, work.num_sequences, rates)
         table[work.name] = found
         rest = found["step"] - found["linears"] - found["attention"]
         cells = (found["floor"], found["linears"], found["attention"], found["step"], rest)

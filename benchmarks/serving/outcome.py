@@ -69,6 +69,8 @@ class Record:
     starts: list[Start] = field(default_factory=list)
     peak_mib: dict[str, float] = field(default_factory=dict)
     """Peer -> high-water of resident memory, summed over its processes."""
+    floors: dict[str, float] = field(default_factory=dict)
+    """Workload -> what the machine allows at most in bfloat16, in the unit of its table."""
     cross_checks: list[str] = field(default_factory=list)
     """What another client measured, in words."""
 

@@ -33,6 +33,11 @@ class Paths:
         return self.folder / "models" / "smollm2-135m"
 
     @property
+    def random_1b(self) -> Path:
+        """Hugging Face directory, bfloat16: a Llama of 1.07 G random weights with the same tokenizer."""
+        return self.folder / "models" / "llama-1b-random"
+
+    @property
     def endless_model(self) -> Path:
         """The same weights without an end token, for a server that has no ignore_eos."""
         return self.folder / "models" / "smollm2-135m-noeos"

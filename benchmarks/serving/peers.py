@@ -48,19 +48,19 @@ class Peer:
         return body
 
 
-def ours(name: str = "ours", flags: tuple[str, ...] = ()) -> Peer:
-    """Our server on the .gguf file, whose weights it holds in bfloat16."""
-    command = (sys.executable, "-m", "pagefleet_server.main", "--model", str(quantised_gguf()))
+def ours(name: str = "ours", flags: tuple[str, ...] = (), model: Path | None = None) -> Peer:
+    """Our server on the .gguf file, whose weights it holds in bfloat16, or on another model."""
+    command = (sys.executable, "-m", "pagefleet_server.main", "--model", str(model or quantised_gguf()))
     common = ("--served-model-name", SERVED_NAME, "--dtype", "bfloat16", "--kv-cache-memory", KV_MEMORY)
     threads = ("--threads", str(len(os.sched_getaffinity(0))), "--drain-delay", "0")
     return Peer(name, command + common + threads + flags)
 
 
-def vllm(paths: Paths, dtype: str = "bfloat16") -> Peer:
+def vllm(paths: Paths, model: Path) -> Peer:
     """vLLM with all cores for its threads (its default keeps one of two for itself) and the libraries it asks for."""
     folder = paths.folder
     preload = [*folder.glob("tcmalloc/usr/lib/*/libtcmalloc_minimal.so.4"), *folder.glob("vllm/lib/libiomp5.so")]
-    command = (str(paths.program("vllm", "vllm")), "serve", str(paths.model), "--served-model-name", SERVED_NAME)
+    command = (str(paths.program("vllm", "vllm")), "serve", str(model), "--served-model-name", SERVED_NAME)
     env = {
         "LD_PRELOAD": ":".join(map(str, preload)),
         "VLLM_CPU_KVCACHE_SPACE": "2",
@@ -68,7 +68,7 @@ def vllm(paths: Paths, dtype: str = "bfloat16") -> Peer:
         "VLLM_NO_USAGE_STATS": "1",
         "PATH": f"{paths.folder / 'vllm' / 'bin'}:{os.environ['PATH']}",
     }
-    flags = ("--dtype", dtype, "--max-model-len", "4096")
+    flags = ("--dtype", "bfloat16", "--max-model-len", "4096")
     return Peer("vllm", command + flags, env=env, installed=paths.program("vllm", "vllm").exists())
 
 
@@ -98,11 +98,13 @@ def openvino(paths: Paths) -> Peer:
     return Peer("openvino-q4", command, in_process=True, installed=python.exists())
 
 
-def known_peers(paths: Paths) -> dict[str, Callable[[], Peer]]:
-    """Name -> its making."""
+def known_peers(paths: Paths, size: str = "135m") -> dict[str, Callable[[], Peer]]:
+    """Name -> its making. Of size 1b there are only those that read a Hugging Face directory, and need no end."""
+    if size == "1b":
+        return {"ours": lambda: ours(model=paths.random_1b), "vllm": lambda: vllm(paths, paths.random_1b)}
     return {
         "ours": ours,
-        "vllm": lambda: vllm(paths),
+        "vllm": lambda: vllm(paths, paths.model),
         "llama-bf16": lambda: llama(paths, "llama-bf16", paths.bf16_gguf),
         "llama-q4": lambda: llama(paths, "llama-q4", quantised_gguf()),
         "transformers": lambda: transformers_serve(paths),

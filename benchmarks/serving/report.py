@@ -55,12 +55,22 @@ def markdown(record: Record, reference: str = "ours") -> str:
     """All tables."""
     parts = [" · ".join(f"{key} {value}" for key, value in record.facts.items())]
     for workload in sorted({run.workload for run in record.runs}):
-        parts.append(_workload_table([run for run in record.runs if run.workload == workload], workload, reference))
+        runs = [run for run in record.runs if run.workload == workload]
+        parts.append(_workload_table(runs, workload, reference))
+        if workload in record.floors:
+            parts.append(_floor(runs, record.floors[workload], reference))
     if record.starts:
         parts.append(_server_table(record))
     if record.cross_checks:
         parts.append("A by `vllm bench serve`:\n\n" + "\n".join(f"- {line}" for line in record.cross_checks))
     return "\n\n".join(parts)
+
+
+def _floor(runs: Sequence[Run], floor: float, reference: str) -> str:
+    """How far the reference is from what the machine allows."""
+    own = [rate(run) for run in believed([run for run in runs if run.peer == reference])]
+    reached = f"; {reference} reaches {statistics.median(own) / floor:.0%} of it" if own else ""
+    return f"The machine allows {floor:.0f} in bfloat16{reached}."
 
 
 def _workload_table(runs: Sequence[Run], workload: str, reference: str) -> str:

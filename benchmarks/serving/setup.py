@@ -1,6 +1,6 @@
 """Installs peers and third-party clients, each into an environment of its own (`make peers`, `make clients`).
 
-    python -m benchmarks.serving.setup [--peers vllm,llama,openvino,transformers,clients,guidellm] [--folder DIR]
+    python -m benchmarks.serving.setup [--peers vllm,llama,openvino,transformers,clients,guidellm] [--with-1b]
 
 What is there already is left alone: remove a peer's folder to install it anew. Needs about 6 GB, a C++ compiler, cmake
 and ninja; llama.cpp is compiled here (a quarter of an hour on two cores).
@@ -124,8 +124,10 @@ def install_guidellm(paths: Paths) -> None:
     pip(paths, "guidellm", VERSIONS["guidellm"])
 
 
-def write_models(paths: Paths) -> None:
-    """The same weights in every form; the exports need the project's own environment, this one."""
+def write_models(paths: Paths, *, with_1b: bool) -> None:
+    """The same weights in every form, and if wanted the random ones; by the project's own environment, this one."""
+    if with_1b and not (paths.random_1b / "tokenizer_config.json").exists():
+        call(sys.executable, "-m", "benchmarks.serving.export_model", paths.random_1b, "--random-1b", cwd=ROOT)
     if not (paths.model / "tokenizer_config.json").exists():
         call(sys.executable, "-m", "benchmarks.serving.export_model", paths.model, cwd=ROOT)
     if not paths.endless_model.exists():
@@ -152,6 +154,7 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--peers", default=",".join(SERVERS))
     parser.add_argument("--folder", type=Path, help="default: PAGEFLEET_PEERS, or a folder of the user's cache")
+    parser.add_argument("--with-1b", action="store_true", help="the model of `--size 1b` too (2.2 GB more)")
     options = parser.parse_args(argv)
     paths = Paths(options.folder) if options.folder else default_paths()
     paths.folder.mkdir(parents=True, exist_ok=True)
@@ -163,7 +166,7 @@ def main(argv: Sequence[str] | None = None) -> None:
             print(f"{peer}: there already ({proof(paths)})")
         else:
             install(paths)
-    write_models(paths)
+    write_models(paths, with_1b=options.with_1b)
     print(f"peers in {paths.folder}")
 
 

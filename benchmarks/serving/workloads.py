@@ -29,6 +29,8 @@ class Workload:
     requests: tuple[Request, ...]
     concurrency: int
     """Requests open at once; those with a time of their own are not held back by it."""
+    num_shared: int = 0
+    """Tokens that all prompts begin with."""
 
     @property
     def num_output(self) -> int:
@@ -82,7 +84,7 @@ def build(name: str, words: Words, seed: int) -> Workload:
 
 def _shared_prefix(text: Callable[[int], str]) -> Workload:
     prefix = text(800)
-    return Workload("C", tuple(Request(prefix + text(30), 830, 32) for _ in range(64)), 16)
+    return Workload("C", tuple(Request(prefix + text(30), 830, 32) for _ in range(64)), 16, 800)
 
 
 def _open_arrivals(rng: random.Random, text: Callable[[int], str]) -> Workload:

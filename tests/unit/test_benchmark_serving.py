@@ -8,6 +8,7 @@ import pytest
 from aiohttp import web
 
 from benchmarks.serving.client import send_workload
+from benchmarks.serving.floors import ONE_BILLION, SMOLLM2, ModelSize, Rates, floor_seconds
 from benchmarks.serving.outcome import Answer, Record, Run, percentile, summarise
 from benchmarks.serving.report import between_marks, markdown, ratios
 from benchmarks.serving.workloads import WHAT, Request, Workload, build, one_token_words
@@ -108,3 +109,23 @@ async def test_the_client_counts_the_servers_tokens(num_events: int, wanted: str
         await runner.cleanup()
     assert [answer.error for answer in answers] == [wanted] * 3
     assert all(len(answer.token_times) == num_events and answer.num_prompt == 7 for answer in answers)
+
+
+def test_what_the_machine_allows_follows_from_weights_and_rates() -> None:
+    """By hand for a model of 100 layer weights and 10 output weights: 220 bytes a step, 200 flops a prompt token."""
+    size, words = ModelSize(100, 10), [f"w{index}" for index in range(500)]
+    reading = Rates(bytes_per_s=220.0, flops_per_s=1e12)
+    assert floor_seconds(build("D", words, 1), size, reading) == pytest.approx(5 * 128, rel=1e-3)
+    assert floor_seconds(build("A", words, 1), size, reading) == pytest.approx(64 * 128 / 16, rel=1e-3)
+    computing = Rates(bytes_per_s=1e12, flops_per_s=200.0)
+    rows = 64 * 32 * 220 / 200
+    assert floor_seconds(build("C", words, 1), size, computing) == pytest.approx(800 + 64 * 30 + rows)
+    assert SMOLLM2.num_weights == 134_479_872
+    assert ONE_BILLION.num_weights == 1_073_741_824
+
+
+def test_the_tables_say_how_far_the_machine_is_away() -> None:
+    runs = [Run("A", "ours", 0, 60.0, 90.0, 1.0, (1.0, 2.0), (1.0, 2.0), 0, 0.0, 1.0, 0.0)]
+    assert "The machine allows 120 in bfloat16; ours reaches 50% of it." in markdown(
+        Record({}, runs, floors={"A": 120.0})
+    )
