@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import gc
 import os
 import signal
 import time
@@ -19,6 +18,7 @@ from pagefleet_server.api.api_keys import ApiKeys, KeyFileError
 from pagefleet_server.api.app import make_app
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.exit_code import ExitCode
+from pagefleet_server.api.garbage import spare_the_loop
 from pagefleet_server.api.generation_defaults import load_generation_defaults
 from pagefleet_server.api.service import DrainExpiredError, Loaded, Service
 from pagefleet_server.api.text_model import TextModel, load_text_model
@@ -161,7 +161,7 @@ class Server:
             ready = await service.client.wait_ready()
         except EngineDeadError:
             return None  # _watch_engine tells
-        gc.freeze()  # modules and vocabulary are no garbage: no collection need hold the loop for looking at them
+        spare_the_loop()
         service.loaded = Loaded(ready, text, defaults)
         if defaults:
             LOGGER.info("requests that do not say get the model's own %s", defaults)
