@@ -16,7 +16,7 @@ from statistics import median
 
 from pagefleet_operator import forecast
 from pagefleet_operator.behavior import limit_rate, stabilize
-from pagefleet_operator.demand import demand_of, turnover_seconds
+from pagefleet_operator.demand import demand_of, is_balanced, turnover_seconds
 from pagefleet_operator.fleet import Fleet, Load, Sample, load_of
 from pagefleet_operator.history import History
 from pagefleet_operator.model import AutoscalingSpec
@@ -178,7 +178,7 @@ def _learn(fleet: Fleet, load: Load, history: History, now: float) -> History:
         history = history.saturated_at(sum(saturated) / len(saturated))
     history = history.ran(max(sample.running for sample in samples))
     seen = turnover_seconds(load.running, fleet.latencies)
-    if seen is not None and not load.waiting:
+    if seen is not None and is_balanced(samples):
         history = history.turned_over(seen)
     known = history.turnover_seconds
     history = history.demanded(demand_of(samples, seen if known is None else known, now))
@@ -193,7 +193,7 @@ def _learn_standing(spec: AutoscalingSpec, fleet: Fleet, inputs: Inputs, history
     first_token_ms = spec.slo.time_to_first_token_ms
     standing = history.standing.observed(
         history.demand[-1].demand / inputs.capacity_blocks,
-        math.ceil(inputs.projected_blocks / inputs.capacity_blocks),
+        inputs.projected_blocks / inputs.capacity_blocks,
         now=now,
         start_seconds=inputs.start_seconds,
         window_seconds=float(spec.scale_down.stabilization_window_seconds),

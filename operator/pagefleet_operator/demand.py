@@ -6,7 +6,7 @@ arrivals: within one turnover this much came. Counting all of an old queue inste
 that new replicas cannot take over: a request stays with the replica that accepted it.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 
 from pagefleet_operator.fleet import Sample
 from pagefleet_operator.forecast import Point
@@ -34,6 +34,16 @@ def turnover_seconds(running: int, latencies: Latencies) -> float | None:
     """
     first_tokens = latencies.time_to_first_token.total
     return None if first_tokens < MIN_FIRST_TOKENS or not running else running * WINDOW_SECONDS / first_tokens
+
+
+def is_balanced(samples: Collection[Sample]) -> bool:
+    """Whether the last window tells the turnover: nothing waits, or every replica was full all through the window.
+
+    A full replica takes longer for each request, so that a turnover learnt from idle ones alone would be too short.
+    """
+    if not any(sample.waiting for sample in samples):
+        return True
+    return all(sample.waiting and sample.oldest_waiting_seconds >= WINDOW_SECONDS for sample in samples)
 
 
 def _part_that_is_old(oldest_seconds: float, turnover: float) -> float:

@@ -26,6 +26,8 @@ HALF_LIFE_SECONDS = 86400.0
 """What was seen so long ago counts half."""
 PRIOR_SEEN = 60.0
 """Demand that counts as seen in time from the start, one replica for ten minutes: a few requests prove nothing."""
+CARRIED = 0.8
+"""Of its target, what a replica of a shadow carries: the next burst may be higher than the last."""
 ALLOWED_PART = 0.5
 """Of what the objective lets be late, the part that jumps of the load may take: the rest is for bad luck."""
 LOWER_PART = 0.8
@@ -69,7 +71,7 @@ class Standing:
     def observed(
         self,
         demand: float,
-        order: int,
+        coming: float,
         *,
         now: float,
         start_seconds: float,
@@ -80,10 +82,11 @@ class Standing:
     ) -> "Standing":
         """Learn from one round.
 
-        `demand`: in replicas at target, >= 0. `order`: replicas that it asks for. `window_seconds`: how long replicas
-        are kept after they were needed. `late_seconds`: what waits longer is late. `allowed`: the part of the demand
-        that may be late, 0..1. `most`: replicas that there can be.
+        `demand`: in replicas at target, >= 0. `coming`: what it will be after a start-up. `window_seconds`: how long
+        replicas are kept after they were needed. `late_seconds`: what waits longer is late. `allowed`: the part of the
+        demand that may be late, 0..1. `most`: replicas that there can be.
         """
+        demand, order = demand / CARRIED, math.ceil(coming / CARRIED)
         if self.step_start is None or not 0 <= now - self.step_start < MAX_SILENT_SECONDS:
             calm = tuple(replace(shadow, backlog=0.0) for shadow in self.shadows)
             return replace(self, shadows=calm, orders=()).begun(demand, order, now)
@@ -104,8 +107,11 @@ class Standing:
     def _closed(
         self, demand: float, start_seconds: float, window_seconds: float, late_seconds: float, most: int
     ) -> "Standing":
-        start, window = math.ceil(start_seconds / STEP_SECONDS), math.ceil(window_seconds / STEP_SECONDS)
+        start = min(MAX_STEPS // 2, math.ceil(start_seconds / STEP_SECONDS))
+        window = math.ceil(window_seconds / STEP_SECONDS)
         orders = (*self.orders, self.step_order)[-min(MAX_STEPS, start + window + 1) :]
+        if len(orders) <= start:  # what was ordered before is not known: nothing can be said of being in time
+            return replace(self, orders=orders)
         ready = min(most, ordered_in_time(orders, start, window))
         kept = 0.5 ** (STEP_SECONDS / HALF_LIFE_SECONDS)
         known = {shadow.replicas: shadow for shadow in self.shadows}
@@ -130,12 +136,10 @@ class Standing:
 
 
 def ordered_in_time(orders: Sequence[int], start: int, window: int) -> int:
-    """Replicas that a fleet without a standing count has ready at the last step; 0 while the past is too short.
+    """Replicas that a fleet without a standing count has ready at the last of more than `start` steps.
 
     Those that it wanted all through the last `start` steps, each for `window` steps after it was last asked for.
     """
-    if len(orders) <= start:
-        return 0
     last = len(orders) - 1
     return min(max(orders[max(0, step - window) : step + 1]) for step in range(last - start, last + 1))
 

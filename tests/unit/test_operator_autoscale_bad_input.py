@@ -198,6 +198,16 @@ class TestDemand:
         surge = replace(fleet(1, crowded), latencies=latencies(60, 60, 60))
         assert decide(autoscaling(), surge, history, 2.0).history.turnover_seconds == 10
 
+    def test_full_replicas_teach_it_once_they_were_full_all_through_the_window(self) -> None:
+        """A full replica takes longer for each request than one with room, and so a short turnover hides demand."""
+        history = History(turnover_seconds=10.0)
+        for oldest, want in ((30.0, 10.0), (90.0, 10.5)):
+            full = sample(used=100, running=20, waiting=50, waiting_blocks=500, oldest=oldest)
+            surge = replace(fleet(1, full), latencies=latencies(60, 60, 60))
+            assert decide(autoscaling(), surge, history, 0.0).history.turnover_seconds == want
+        mixed = replace(fleet(2, full, sample(running=1)), latencies=latencies(60, 60, 60))
+        assert decide(autoscaling(), mixed, history, 0.0).history.turnover_seconds == 10.0
+
     def test_without_a_queue_it_is_what_runs(self) -> None:
         assert demand_of([sample(used=70, running=7)], 10.0, 0.0).demand == 70
 
