@@ -15,6 +15,8 @@ from pagefleet_server.model_errors import ModelError
 
 _T = TypeVar("_T")
 
+LFS_POINTER = b"version https://git-lfs"
+"""So begins what a clone without Git LFS holds in place of a large file."""
 MAGIC = b"GGUF"
 MAX_STRING_BYTES = 16 * 1024 * 1024
 MAX_KEYS = 65_536
@@ -160,6 +162,10 @@ class _Reader:
         self._at = 0
 
     def read(self) -> GGUFMetadata:
+        if self._data[: len(LFS_POINTER)] == LFS_POINTER:
+            raise ModelError(
+                f"{self._path}: is a pointer of Git LFS, not the file itself; run `git lfs pull` beside it"
+            )
         if self._take(4) != MAGIC:
             raise ModelError(f"{self._path}: is no GGUF file (it does not start with 'GGUF')")
         version = self._number(_U32)

@@ -41,8 +41,19 @@ def load_tokenizer(path: Path) -> LoadedTokenizer:
     return _from_gguf(read_gguf_metadata(path))
 
 
+def check_is_model(directory: Path) -> None:
+    """Raises ModelError for a directory of something else, with what may have been meant."""
+    if (directory / "config.json").is_file():
+        return
+    files = sorted(directory.glob("*.gguf"))
+    hint = f"did you mean {files[0]}?" if files else "give a Hugging Face model directory or a .gguf file"
+    raise ModelError(f"{directory}: holds no config.json; {hint}")
+
+
 def _from_directory(path: Path) -> LoadedTokenizer:
     file = path / "tokenizer.json"
+    if not file.is_file():
+        check_is_model(path)
     if not file.is_file():
         raise ModelError(f"{file}: not found; save the model's fast tokenizer there (save_pretrained writes it)")
     try:

@@ -22,6 +22,7 @@ from pagefleet_server.models.fused.decoder import FusedDecoder
 from pagefleet_server.models.loading import load_model
 from pagefleet_server.models.safetensors_table import read_tensor_table
 from pagefleet_server.settings import ModelSettings
+from pagefleet_server.tokenizer import load_tokenizer
 from support.api_server import running
 from support.gguf_bytes import byte_level_tokenizer, gguf, text
 from support.gguf_llama_file import tiny_llama_gguf
@@ -302,3 +303,21 @@ def test_server_ends_with_code_3_and_says_file_and_numbers_last(tmp_path: Path) 
         assert server.process.wait(60) == 3
         last_words = server.log[-2048:]
     assert f"{weights}: is truncated: {whole - 100} bytes, {whole} needed" in last_words
+
+
+@pytest.mark.parametrize("name", ["model.gguf", "model/model.safetensors"])
+def test_a_pointer_of_git_lfs_is_told_as_one(tmp_path: Path, name: str) -> None:
+    write_tiny_llama(tmp_path / "model")
+    pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a\nsize 12345\n"
+    (tmp_path / name).write_text(pointer)
+    path = tmp_path / name if name.endswith(".gguf") else tmp_path / "model"
+    with pytest.raises(ModelError, match=f"{name}: is a pointer of Git LFS.*git lfs pull"):
+        open_checkpoint(str(path))
+
+
+def test_a_directory_around_a_gguf_file_is_refused_with_the_file(tmp_path: Path) -> None:
+    """By both processes: whoever is first is heard."""
+    (tmp_path / "some-q4.gguf").touch()
+    for look in (lambda: open_checkpoint(str(tmp_path)), lambda: load_tokenizer(tmp_path)):
+        with pytest.raises(ModelError, match=rf"holds no config.json; did you mean {tmp_path / 'some-q4.gguf'}\?"):
+            look()

@@ -169,6 +169,9 @@ def test_damaged_directory_names_its_file(directory: Path, name: str, content: s
 def test_path_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(ModelError, match="no such file or directory"):
         load_tokenizer(tmp_path / "none")
+    with pytest.raises(ModelError, match=r"holds no config\.json"):
+        load_tokenizer(tmp_path)
+    (tmp_path / "config.json").write_text("{}")
     with pytest.raises(ModelError, match=r"tokenizer\.json: not found"):
         load_tokenizer(tmp_path)
     (tmp_path / "x.bin").write_bytes(b"x")

@@ -7,7 +7,7 @@ from pagefleet_server.gguf_metadata import GGUFMetadata, read_gguf_metadata
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.config_sizes import check_sizes
 from pagefleet_server.models.safetensors_table import read_tensor_table
-from pagefleet_server.tokenizer import read_json
+from pagefleet_server.tokenizer import check_is_model, read_json
 
 INDEX = "model.safetensors.index.json"
 
@@ -31,8 +31,7 @@ def open_checkpoint(model: str, *, need_weights: bool = True) -> Checkpoint:
     """Check the path: configuration there, every weight file there and whole. Raises ModelError naming the file."""
     path = Path(model)
     if path.is_dir():
-        if not (path / "config.json").is_file():
-            raise ModelError(f"{path}: holds no config.json; give a Hugging Face model directory or a .gguf file")
+        check_is_model(path)
         check_sizes(path / "config.json", read_json(path / "config.json"))
         if need_weights:
             _check_weights(path)

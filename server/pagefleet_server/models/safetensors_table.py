@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from pagefleet_server.gguf_metadata import LFS_POINTER
 from pagefleet_server.model_errors import ModelError
 
 MAX_HEADER_BYTES = 100 * 1024 * 1024
@@ -45,6 +46,8 @@ def read_tensor_table(file: Path) -> dict[str, TensorEntry]:
         with file.open("rb") as stream:
             head = stream.read(8)
             length = struct.unpack("<Q", head)[0] if len(head) == 8 else 0
+            if head == LFS_POINTER[:8]:
+                raise ModelError(f"{file}: is a pointer of Git LFS, not the file itself; run `git lfs pull` beside it")
             if not 2 <= length <= min(MAX_HEADER_BYTES, size):
                 raise ModelError(f"{file}: is truncated or no safetensors file ({size} bytes); fetch it again")
             header = json.loads(stream.read(length))
