@@ -66,6 +66,11 @@ def test_a_large_body_means_what_a_small_one_means(prompt: Any, indent: int | No
         "[[]]",
         "[[1],[]]",
         "[1,[2]]",
+        "[[1] [2]]",
+        "[[1],,[2]]",
+        "[,[1]]",
+        "[[1]2]",
+        "[[1]]]",
         "[1e3]",
     ],
 )

@@ -8,7 +8,7 @@ from pagefleet_server.api.answering import answer, make_head
 from pagefleet_server.api.bodies import read_body
 from pagefleet_server.api.completion_reply import CompletionReply
 from pagefleet_server.api.generation import Generation
-from pagefleet_server.api.lengths import check_token_ids
+from pagefleet_server.api.lengths import check_room, check_token_ids
 from pagefleet_server.api.planning import Prompt, learn_facts, plan_choices, read_terms
 from pagefleet_server.api.protocol.completions import DEFAULT_MAX_TOKENS, CompletionBody
 from pagefleet_server.api.service import SERVICE, Loaded
@@ -46,6 +46,9 @@ async def _encode(loaded: Loaded, body: CompletionBody, prompt: str | list[int])
             prompt, add_special_tokens=body.add_special_tokens, max_model_len=loaded.ready.max_model_len
         )
         return ids, prompt if body.echo else None
+    check_room(
+        len(prompt), max_model_len=loaded.ready.max_model_len
+    )  # first: looking at each of a million ids takes long
     check_token_ids(prompt, loaded.ready.vocab_size)
     if not body.echo:
         return prompt, None

@@ -85,9 +85,10 @@ async def _token_ids(loaded: Loaded, body: EmbeddingBody, item: str | list[int])
             check_fits(least, max_model_len=most, what="at least ")
         ids = await loaded.text.encode_any(item, add_special_tokens=body.add_special_tokens)
     else:
-        check_token_ids(item, loaded.ready.vocab_size)
         ids = item
     check_fits(len(ids), max_model_len=most)
+    if not isinstance(item, str):
+        check_token_ids(ids, loaded.ready.vocab_size)
     return ids
 
 

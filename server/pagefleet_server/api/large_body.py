@@ -38,6 +38,7 @@ _nested = msgspec.json.Decoder(list[Annotated[list[_TokenId], msgspec.Meta(min_l
 _MARKS = b'"[{,'
 _NO_MARKS = bytes(sorted(set(range(256)) - set(_MARKS)))
 _STRING = re.compile(rb'"[^"]*"')
+_GAP = re.compile(rb"[ \t\r\n]*(,)?[ \t\r\n]*")
 
 
 async def parse_body(raw: bytes, kind: type[Body]) -> Body:
@@ -70,7 +71,7 @@ async def read_ids(raw: bytes, name: str) -> list[int] | list[list[int]]:
             return await _read_flat(raw)
         if raw.count(b"[") > MAX_ID_LISTS + 1:
             raise BadRequestError(f"{name}: more than {MAX_ID_LISTS} lists of token ids", param=name)
-        return _nested.decode(raw)
+        return await _read_nested(raw)
     except msgspec.MsgspecError as error:
         raise BadRequestError(f"{name}: no list of token ids: {str(error)[:200]}", param=name) from error
 
@@ -90,6 +91,24 @@ async def _read_flat(raw: bytes) -> list[int]:
         start = end + 1
         await asyncio.sleep(0)
     return ids
+
+
+async def _read_nested(raw: bytes) -> list[list[int]]:
+    """Cut behind closing brackets: there is nothing else that they could close."""
+    lists: list[list[int]] = []
+    inside = raw.strip()[1:-1]
+    start = 0
+    while start < len(inside):
+        bracket = inside.find(b"]", start + SLICE_BYTES)
+        end = len(inside) if bracket < 0 else bracket + 1
+        lists += _nested.decode(b"[" + inside[start:end] + b"]")
+        gap = _GAP.match(inside, end)
+        assert gap is not None  # it may be empty
+        start = gap.end()
+        if (gap[1] is None) != (start == len(inside)):
+            raise msgspec.DecodeError("lists must have one comma between them")
+        await asyncio.sleep(0)
+    return lists
 
 
 def check_values(raw: bytes) -> None:
