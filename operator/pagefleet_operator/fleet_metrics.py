@@ -16,7 +16,7 @@ from pagefleet_operator.names import ObjectKey
 Body = Mapping[str, Any]
 LABELS = ("llmdeployment_namespace", "llmdeployment")
 PREFIX = "pagefleet_operator_"
-RULES = ("KVBlocks", "Queue", "Objective")
+RULES = ("KVBlocks", "Queue", "Objective", "Standing")
 """Rules that change replicas. Counted from zero: a series that begins at 1 has not increased."""
 BLOCK_STATES = ("used", "cached", "total", "waiting")
 

@@ -9,6 +9,7 @@ RULES = {
     "KVBlocks": "the KV-cache blocks in use, and those that the queue will need",
     "Queue": "the requests that run and wait",
     "Objective": "the latency objective, missed while replicas were full",
+    "Standing": "what load has done before: this many replicas must be ready for its next jump",
     "WithinTolerance": "nothing: the load is within 10 % of what the replicas carry",
 }
 """Rules of the autoscaler: reason → what it looked at."""

@@ -58,6 +58,7 @@ def test_an_object_is_shown_whole() -> None:
         ("decisions_total", "KVBlocks"): 2,
         ("decisions_total", "Queue"): 0,
         ("decisions_total", "Objective"): 0,
+        ("decisions_total", "Standing"): 0,
     }
 
 

@@ -7,6 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pagefleet_operator.autoscale import decide
+from pagefleet_operator.fleet_metrics import RULES
 from pagefleet_operator.history import History
 from pagefleet_operator.model import ScalingPolicy, ScalingRules, Slo
 from pagefleet_operator.standing import (
@@ -141,6 +142,7 @@ class TestDecision:
         decision = decide(autoscaling(scale_down=NO_WINDOW, slo=SLO), self.idle, self.history, 0.0)
         assert (decision.replicas, decision.reason) == (3, "Standing")
         assert decision.message.endswith("wanted: KVBlocks 1, Standing 3")
+        assert set(decision.inputs.wants) <= set(RULES), "each rule that wins is counted"
 
     def test_without_an_objective_nothing_must(self) -> None:
         assert decide(autoscaling(scale_down=NO_WINDOW), self.idle, self.history, 0.0).replicas == 1

@@ -10,11 +10,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from rich.console import Console
 
+from pagefleet_operator import fleet_metrics
 from pagefleet_operator.conditions import OBJECTIVE_MESSAGES
 from pagefleet_plugin import top
 from pagefleet_plugin.bench import Outcome, summarise
 from pagefleet_plugin.deployment import Deployment
-from pagefleet_plugin.explain import explain
+from pagefleet_plugin.explain import RULES, explain
 from pagefleet_plugin.main import parse_arguments
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -224,3 +225,7 @@ def test_arguments_that_mean_nothing_are_refused(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_arguments(argv)
     assert caught.value.code == 2
+
+
+def test_every_rule_of_the_autoscaler_has_its_sentence() -> None:
+    assert set(fleet_metrics.RULES) <= set(RULES)
