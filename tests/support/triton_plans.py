@@ -152,5 +152,5 @@ def sampler() -> dict[str, Launch]:
         penalties=penalties,
     )
     logits = torch.empty(rows, vocab, dtype=torch.bfloat16, device=META)
-    names = ("shape_logits", "find_threshold", "draw_chunks", "pick_token")
+    names = ("shape_logits", "find_threshold", "sum_chunks", "pick_token")
     return dict(zip(names, plan_sample(integers(torch.int64), logits, batch), strict=True))

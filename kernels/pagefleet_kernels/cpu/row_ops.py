@@ -96,10 +96,10 @@ class CpuRowOps:
         """One token per row of logits [T, V] -> int64 [T].
 
         temperature float32 [T]: 0 is greedy (the first NaN, else the lowest id of the largest). Else the token where
-        the running sum of probabilities, in id order, passes uniform float64 [T] in [0, 1), among what is left by
-        min_p float32 [T] (probability at least min_p times the largest), top_k int32 [T] (0: all; ties at the
-        threshold are all kept) and top_p float32 [T] (the smallest set of likeliest tokens, lower ids first among
-        equals, whose share of what min_p and top_k left reaches top_p; 1: all).
+        the running sum of probabilities, in id order, passes uniform float64 [T] in [0, 1), among what is left, in
+        this order, by top_k int32 [T] (0: all; ties at the threshold are all kept), top_p float32 [T] (the smallest set
+        of likeliest tokens, lower ids first among equals, whose share of what top_k left reaches top_p; 1: all) and
+        min_p float32 [T] (probability at least min_p times the largest; 0: all).
         """
         rows, vocabulary = _matrix("logits", logits)
         if vocabulary < 1:

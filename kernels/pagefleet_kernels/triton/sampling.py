@@ -1,6 +1,7 @@
 """Planning the sampler: see kernels/sampling.py for the arithmetic."""
 
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 
@@ -37,9 +38,10 @@ class SamplingBatch:
     top_k: torch.Tensor
     """int32 [B]; 0 keeps all. Ties with the k-th stay."""
     top_p: torch.Tensor
-    """fp32 [B] in (0, 1]; applied to what top_k left. Ties with the last token kept stay."""
+    """fp32 [B] in (0, 1]; applied to what top_k left: the likeliest tokens, lower ids first among equals, until their
+    share reaches it; at least one."""
     min_p: torch.Tensor
-    """fp32 [B] in [0, 1): keeps tokens at least so probable relative to the likeliest; 0 keeps all."""
+    """fp32 [B] in [0, 1]: keeps tokens at least so probable relative to the likeliest; 0 keeps all."""
     seeds: torch.Tensor
     """int64 [B]: the request's 64-bit seed."""
     positions: torch.Tensor
@@ -51,24 +53,28 @@ def plan_sample(tokens: torch.Tensor, logits: torch.Tensor, batch: SamplingBatch
     """logits [B, V] -> tokens int64 [B]."""
     rows, vocab = logits.shape
     chunks = -(-vocab // CHUNK)
-    device = logits.device
-    shaped = torch.empty((rows, vocab), dtype=torch.float32, device=device)
-    chunk_peak = torch.empty((rows, chunks), dtype=torch.float32, device=device)
-    chunk_mass = torch.empty_like(chunk_peak)
-    best_score = torch.empty_like(chunk_peak)
-    best_token = torch.empty((rows, chunks), dtype=torch.int32, device=device)
-    threshold = torch.empty(rows, dtype=torch.float32, device=device)
+    options: dict[str, Any] = {"device": logits.device}
+    shaped = torch.empty((rows, vocab), dtype=torch.float32, **options)
+    chunk_peak = torch.empty((rows, chunks), dtype=torch.float32, **options)
+    threshold, row_peak = (torch.empty(rows, dtype=torch.float32, **options) for _ in range(2))
+    tie_limit = torch.empty(rows, dtype=torch.int32, **options)
+    sums = {
+        "chunk_mass": torch.empty((rows, chunks), dtype=torch.float64, **options),
+        "chunk_ties": torch.empty((rows, chunks), dtype=torch.int32, **options),
+        "best_score": torch.empty((rows, chunks), dtype=torch.float32, **options),
+        "best_token": torch.empty((rows, chunks), dtype=torch.int32, **options),
+    }
     penalties = batch.penalties
     sizes = {"vocab": vocab, "chunks": chunks}
+    rule = {"shaped": shaped, "threshold": threshold, "row_peak": row_peak, "temperature": batch.temperature}
+    rule |= {"min_p": batch.min_p}
     shape = Launch(
         kernel=sampling_kernels.shape_logits,
         grid=(rows, chunks),
         arguments={
             "shaped": shaped,
             "chunk_peak": chunk_peak,
-            "chunk_mass": chunk_mass,
             "logits": logits,
-            "temperature": batch.temperature,
             "repetition": penalties.repetition if penalties else None,
             "presence": penalties.presence if penalties else None,
             "frequency": penalties.frequency if penalties else None,
@@ -86,42 +92,34 @@ def plan_sample(tokens: torch.Tensor, logits: torch.Tensor, batch: SamplingBatch
         grid=(rows,),
         arguments={
             "threshold": threshold,
+            "tie_limit": tie_limit,
+            "row_peak": row_peak,
             "shaped": shaped,
             "chunk_peak": chunk_peak,
-            "chunk_mass": chunk_mass,
             "temperature": batch.temperature,
             "top_k": batch.top_k,
             "top_p": batch.top_p,
-            "min_p": batch.min_p,
             **sizes,
         },
         constants={"CHUNKS_PAD": pow2(chunks, 1), "BLOCK": CHUNK},
         num_warps=32,  # one program walks the whole row
         num_stages=1,
     )
-    draw = Launch(
-        kernel=sampling_kernels.draw_chunks,
+    add = Launch(
+        kernel=sampling_kernels.sum_chunks,
         grid=(rows, chunks),
-        arguments={
-            "best_score": best_score,
-            "best_token": best_token,
-            "shaped": shaped,
-            "threshold": threshold,
-            "temperature": batch.temperature,
-            "seeds": batch.seeds,
-            "positions": batch.positions,
-            **sizes,
-        },
+        arguments={**sums, **rule, **sizes},
         constants={"BLOCK": CHUNK},
         num_warps=8,
         num_stages=1,
     )
+    numbers = {"tie_limit": tie_limit, "seeds": batch.seeds, "positions": batch.positions}
     pick = Launch(
         kernel=sampling_kernels.pick_token,
         grid=(rows,),
-        arguments={"tokens": tokens, "best_score": best_score, "best_token": best_token, "chunks": chunks},
-        constants={"CHUNKS_PAD": pow2(chunks, 1)},
-        num_warps=1,
+        arguments={"tokens": tokens, **sums, **rule, **numbers, **sizes},
+        constants={"CHUNKS_PAD": pow2(chunks, 1), "BLOCK": CHUNK},
+        num_warps=8,
         num_stages=1,
     )
-    return shape, find, draw, pick
+    return shape, find, add, pick

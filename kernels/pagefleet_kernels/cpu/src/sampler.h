@@ -1,4 +1,5 @@
-// Tokens from logits, each row on its own: the largest, or one drawn among what min-p, top-k and top-p leave.
+// Tokens from logits, each row on its own: the largest, or one drawn among what top-k, top-p and min-p leave, in
+// this order.
 #pragma once
 
 #include <algorithm>
@@ -124,9 +125,9 @@ float kth_largest(const T* row, int count, float largest, int k, std::vector<flo
 // Weights of a row, padded with zeros to whole blocks.
 class Weights {
    public:
-    // exp((logit - largest) / temperature); zero for logits below `lowest` and for weights below min_p.
+    // exp((logit - largest) / temperature); zero for logits below `lowest`.
     template <class T>
-    void set(const T* row, int count, float largest, float temperature, float lowest, float min_p) {
+    void set(const T* row, int count, float largest, float temperature, float lowest) {
         count_ = count;
         values_.assign(static_cast<size_t>((count + kBlock - 1) / kBlock * kBlock), 0.0f);
         Vec scale = set1(kLog2E / temperature), base = set1(largest);
@@ -134,7 +135,7 @@ class Weights {
             int n = std::min(kLanes, count - i);
             Vec x = load_part(row + i, n);
             Vec w = exp2((x - base) * scale);
-            uint32_t kept = at_least(x, set1(lowest)) & at_least(w, set1(min_p));
+            uint32_t kept = at_least(x, set1(lowest));
             store_part(values_.data() + i, select(kept, w, set1(0.0f)), n);
         }
     }
@@ -167,6 +168,14 @@ class Weights {
             if (mass >= target && mass > 0.0) break;
             values_[static_cast<size_t>(candidate.id)] = candidate.weight;
             mass += candidate.weight;
+        }
+    }
+
+    // Zero what weighs less than min_p; the largest, 1, stays.
+    void keep_likely(float min_p) {
+        for (size_t i = 0; i < values_.size(); i += kLanes) {
+            Vec w = load(values_.data() + i);
+            store(values_.data() + i, select(at_least(w, set1(min_p)), w, set1(0.0f)));
         }
     }
 
@@ -240,8 +249,9 @@ int draw(const T* row, int count, float temperature, int top_k, float top_p, flo
     if (!(largest - largest == 0.0f)) return best;  // NaN or infinite: there is nothing to draw from
     float lowest = -std::numeric_limits<float>::infinity();
     if (top_k > 0 && top_k < count) lowest = kth_largest(row, count, largest, top_k, scratch);
-    weights.set(row, count, largest, temperature, lowest, min_p);
+    weights.set(row, count, largest, temperature, lowest);
     if (top_p < 1.0f) weights.keep_nucleus(top_p);
+    if (min_p > 0.0f) weights.keep_likely(min_p);
     return weights.pick(uniform);
 }
 

@@ -1,12 +1,13 @@
-"""Sampling in four launches: shape the logits, find each row's threshold, draw per chunk, pick the best chunk.
+"""Sampling in four launches: shape the logits, find each row's threshold, sum per chunk, pick the token.
 
-token = argmax over kept i of (x_i + g_i),  x = penalised logits / temperature,  g_i = -log(-log(1 - v_i))  (Gumbel-max)
-v_i = (word + 1/2) / 2^32
-word = Philox4x32-10(key = seed, counter = (i // 4, position % 2^31, position // 2^31, 0))[i % 4]
+    weight_i = exp((x_i - max x) / temperature),  x = penalised logits
+    token    = the first, in the order of ids, where the running sum of the kept weights passes u x their whole sum
+    u        = 53 bits of Philox4x32-10(key = seed, counter = (position, 0, 0)), in [0, 1)
 
-So a draw is keyed by (seed, position, token id): it depends on no other row, slot or batch. top-k, top-p and min-p
-become one threshold per row (x >= threshold is kept; ties at the threshold stay), found by bisection on the bits of x:
-floats sort like sign-magnitude integers.
+So a draw is keyed by (seed, position) alone, and it is the draw that the CPU makes: the same numbers, the same order of
+rules (top-k, top-p, min-p), the same order of tokens. top-k and top-p become a threshold per row and how many of the
+tokens that tie with it are kept, lower ids first; it is found by bisection on the bits of x: floats sort like
+sign-magnitude integers.
 """
 
 import triton
@@ -17,9 +18,7 @@ import triton.language as tl
 def shape_logits(
     shaped,  # fp32 [B, V]
     chunk_peak,  # fp32 [B, C]
-    chunk_mass,  # fp32 [B, C]: sum of exp(x - chunk_peak)
     logits,  # [B, V]
-    temperature,  # fp32 [B]; 0: greedy, not divided
     repetition,  # fp32 [B] or None
     presence,  # fp32 [B]
     frequency,  # fp32 [B]
@@ -39,17 +38,18 @@ def shape_logits(
     if repetition is not None:
         count = tl.load(output_counts + row * vocab + token, mask=ok, other=0)
         seen = (count > 0) | (tl.load(prompt_seen + row * vocab + token, mask=ok, other=0) > 0)
-        factor = tl.load(repetition + row)
-        x = tl.where(seen, tl.where(x > 0.0, x / factor, x * factor), x)
-        x -= tl.load(frequency + row) * count.to(tl.float32)
-        x -= tl.load(presence + row) * (count > 0).to(tl.float32)
-    heat = tl.load(temperature + row)
-    x = x / tl.where(heat > 0.0, heat, 1.0)
+        factor = tl.load(repetition + row) + tl.zeros([BLOCK], tl.float32)
+        x = tl.where(seen, tl.where(x > 0.0, tl.div_rn(x, factor), x * factor), x)
+        taken = tl.load(presence + row) + tl.load(frequency + row) * count.to(tl.float32)
+        x = tl.where(count > 0, x - taken, x)
     tl.store(shaped + row * vocab + token, x, mask=ok)
-    peak = tl.max(x, axis=0)
-    mass = tl.sum(tl.exp(x - tl.where(peak == float("-inf"), 0.0, peak)), axis=0)
-    tl.store(chunk_peak + row * chunks + tl.program_id(1), peak)
-    tl.store(chunk_mass + row * chunks + tl.program_id(1), mass)
+    tl.store(chunk_peak + row * chunks + tl.program_id(1), tl.max(x, axis=0))
+
+
+@triton.jit
+def weight_of(x, peak, heat):
+    """Probability relative to the likeliest token's; 0 where x is -inf."""
+    return tl.exp((x - tl.where(peak == float("-inf"), 0.0, peak)) / tl.maximum(heat, 1.1754943508222875e-38))
 
 
 @triton.jit
@@ -67,8 +67,8 @@ def key_value(key):
 
 
 @triton.jit
-def measure(row, vocab, peak, floor_key, one, two, three, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """Count (or exp mass, relative to peak) of the row's tokens at or above each of three keys and floor_key."""
+def measure(row, vocab, peak, heat, floor_key, one, two, three, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """Count (or weight) of the row's tokens at or above each of three keys and floor_key."""
     above_one = tl.zeros([BLOCK], tl.float32)
     above_two = tl.zeros([BLOCK], tl.float32)
     above_three = tl.zeros([BLOCK], tl.float32)
@@ -77,19 +77,19 @@ def measure(row, vocab, peak, floor_key, one, two, three, BY_MASS: tl.constexpr,
         x = tl.load(row + token, mask=token < vocab, other=float("-inf"))
         key = sort_key(x).to(tl.int64)
         if BY_MASS:
-            weight = tl.exp(x - peak)
+            amount = weight_of(x, peak, heat)
         else:
-            weight = tl.where(token < vocab, 1.0, 0.0)
-        weight = tl.where(key >= floor_key, weight, 0.0)
-        above_one += tl.where(key >= one, weight, 0.0)
-        above_two += tl.where(key >= two, weight, 0.0)
-        above_three += tl.where(key >= three, weight, 0.0)
+            amount = tl.where(token < vocab, 1.0, 0.0)
+        amount = tl.where(key >= floor_key, amount, 0.0)
+        above_one += tl.where(key >= one, amount, 0.0)
+        above_two += tl.where(key >= two, amount, 0.0)
+        above_three += tl.where(key >= three, amount, 0.0)
     return tl.sum(above_one, axis=0), tl.sum(above_two, axis=0), tl.sum(above_three, axis=0)
 
 
 @triton.jit
-def largest_key_reaching(row, vocab, peak, floor_key, wanted, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
-    """The largest key, not below floor_key, at or above which the row holds `wanted` tokens (or mass).
+def largest_key_reaching(row, vocab, peak, heat, floor_key, wanted, BY_MASS: tl.constexpr, BLOCK: tl.constexpr):
+    """The largest key, not below floor_key, at or above which the row holds `wanted` tokens (or weight).
 
     Four-way search over at most 2^32 keys: <= 17 passes. The passes stay in L2; three pivots cost about as much as one.
     """
@@ -100,7 +100,7 @@ def largest_key_reaching(row, vocab, peak, floor_key, wanted, BY_MASS: tl.conste
         one = low + step
         two = tl.minimum(one + step, high - 1)
         three = tl.minimum(two + step, high - 1)
-        at_one, at_two, at_three = measure(row, vocab, peak, floor_key, one, two, three, BY_MASS, BLOCK)
+        at_one, at_two, at_three = measure(row, vocab, peak, heat, floor_key, one, two, three, BY_MASS, BLOCK)
         # The measure falls as the key rises.
         if at_three >= wanted:
             low = three
@@ -117,96 +117,152 @@ def largest_key_reaching(row, vocab, peak, floor_key, wanted, BY_MASS: tl.conste
 
 @triton.jit
 def find_threshold(
-    threshold,  # fp32 [B]
+    threshold,  # fp32 [B]: tokens above it are kept
+    tie_limit,  # int32 [B]: of the tokens at it, so many, lower ids first
+    row_peak,  # fp32 [B]
     shaped,  # fp32 [B, V]
     chunk_peak,  # fp32 [B, C]
-    chunk_mass,  # fp32 [B, C]
-    temperature,  # fp32 [B]
+    temperature,  # fp32 [B]; 0: greedy
     top_k,  # int32 [B]; 0 keeps all
     top_p,  # fp32 [B]; 1 keeps all
-    min_p,  # fp32 [B]; 0 keeps all
     vocab,
     chunks,
     CHUNKS_PAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Grid (B,). Rows that ask for no mask cost one load; top-k is applied first, top-p to what it left, then min-p."""
+    """Grid (B,). Rows that ask for no mask cost one load; top-k is applied first, top-p to what it left."""
     index = tl.program_id(0).to(tl.int64)
     row = shaped + index * vocab
     chunk = tl.arange(0, CHUNKS_PAD)
-    peaks = tl.load(chunk_peak + index * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
-    peak = tl.max(peaks, axis=0)
+    peak = tl.max(tl.load(chunk_peak + index * chunks + chunk, mask=chunk < chunks, other=float("-inf")), axis=0)
     heat = tl.load(temperature + index)
     wanted_count = tl.load(top_k + index)
-    wanted_mass = tl.load(top_p + index)
-    relative = tl.load(min_p + index)
+    share = tl.load(top_p + index)
     lowest_key = sort_key(tl.full([], float("-inf"), tl.float32)).to(tl.int64)
     key = lowest_key
-    if (heat > 0.0) & (peak > float("-inf")):
+    limit = tl.full([], 2147483647.0, tl.float32)
+    if (heat > 0.0) & (peak > float("-inf")) & (peak < float("inf")):
         if (wanted_count > 0) & (wanted_count < vocab):
-            key = largest_key_reaching(row, vocab, peak, lowest_key, wanted_count.to(tl.float32), False, BLOCK)
-        if wanted_mass < 1.0:
-            masses = tl.load(chunk_mass + index * chunks + chunk, mask=chunk < chunks, other=0.0)
-            mass = tl.sum(masses * tl.exp(peaks - peak), axis=0)
-            if key > lowest_key:
-                mass, _, _ = measure(row, vocab, peak, key, key, key, key, True, BLOCK)
-            key = largest_key_reaching(row, vocab, peak, key, wanted_mass * mass, True, BLOCK)
-    bound = key_value(key)
-    if (heat > 0.0) & (relative > 0.0):
-        bound = tl.maximum(bound, peak + tl.log(relative))
-    tl.store(threshold + index, bound)
+            key = largest_key_reaching(row, vocab, peak, heat, lowest_key, wanted_count.to(tl.float32), False, BLOCK)
+        if share < 1.0:
+            mass, _, _ = measure(row, vocab, peak, heat, key, key, key, key, True, BLOCK)
+            wanted = share * mass
+            key = largest_key_reaching(row, vocab, peak, heat, key, wanted, True, BLOCK)
+            above, _, _ = measure(row, vocab, peak, heat, key + 1, key + 1, key + 1, key + 1, True, BLOCK)
+            each = weight_of(key_value(key), peak, heat)
+            limit = tl.where(each > 0.0, tl.ceil((wanted - above) / each), limit)
+            limit = tl.minimum(tl.maximum(limit, 1.0), 2147483520.0)
+    tl.store(threshold + index, key_value(key))
+    tl.store(tie_limit + index, tl.minimum(limit, 2147483520.0).to(tl.int32))
+    tl.store(row_peak + index, peak)
 
 
 @triton.jit
-def gumbel(seed, position, first_token, BLOCK: tl.constexpr):
-    """Standard Gumbel noise [BLOCK] of tokens first_token + 0..BLOCK-1; first_token is a multiple of 4."""
-    quad = first_token // 4 + tl.arange(0, BLOCK // 4)
-    zero = quad * 0
-    low = zero + (position & 0x7FFFFFFF).to(tl.int32)
-    high = zero + (position >> 31).to(tl.int32)
-    w0, w1, w2, w3 = tl.philox(seed, quad, low, high, zero)
-    words = tl.reshape(tl.join(tl.join(w0, w2), tl.join(w1, w3)), [BLOCK])
-    v = (words.to(tl.float32) + 0.5) * 2.3283064365386963e-10
-    v = tl.minimum(v, 0.99999994)
-    # -log(1 - v), by its series where 1 - v would lose the bits of a small v.
-    exponential = tl.where(v < 0.001, v * (1.0 + v * (0.5 + v * 0.3333333333)), -tl.log(1.0 - v))
-    return -tl.log(exponential)
+def uniform(seed, position):
+    """In [0, 1), 53 random bits, as the CPU draws them."""
+    zero = tl.zeros([1], tl.uint32)
+    low = zero + (position & 0xFFFFFFFF).to(tl.uint32)
+    high = zero + (position >> 32).to(tl.uint32)
+    w0, w1, _, _ = tl.philox(seed, low, high, zero, zero)
+    bits = ((w1.to(tl.uint64) << 32) | w0.to(tl.uint64)) >> 11
+    return tl.sum(bits.to(tl.float64) * 1.1102230246251565e-16, axis=0)
 
 
 @triton.jit
-def draw_chunks(
+def sum_chunks(
+    chunk_mass,  # fp64 [B, C]: weights above the threshold
+    chunk_ties,  # int32 [B, C]: tokens at it
     best_score,  # fp32 [B, C]
     best_token,  # int32 [B, C]
     shaped,  # fp32 [B, V]
     threshold,  # fp32 [B]
+    row_peak,  # fp32 [B]
     temperature,  # fp32 [B]
-    seeds,  # int64 [B]
-    positions,  # int64 [B]
+    min_p,  # fp32 [B]; 0 keeps all
     vocab,
     chunks,
     BLOCK: tl.constexpr,
 ):
-    """Grid (B, C): each chunk's best (score, lowest token id)."""
+    """Grid (B, C): what pick_token needs of each chunk; of greedy rows the best (score, lowest token id)."""
     row = tl.program_id(0).to(tl.int64)
     first = tl.program_id(1) * BLOCK
     token = first + tl.arange(0, BLOCK)
     x = tl.load(shaped + row * vocab + token, mask=token < vocab, other=float("-inf"))
-    if tl.load(temperature + row) > 0.0:
-        kept = x >= tl.load(threshold + row)
-        noise = gumbel(tl.load(seeds + row), tl.load(positions + row), first, BLOCK)
-        x = tl.where(kept, x + noise, float("-inf"))
-    score, index = tl.max(x, axis=0, return_indices=True, return_indices_tie_break_left=True)
-    tl.store(best_score + row * chunks + tl.program_id(1), score)
-    tl.store(best_token + row * chunks + tl.program_id(1), first + index)
+    target = row * chunks + tl.program_id(1)
+    heat = tl.load(temperature + row)
+    peak = tl.load(row_peak + row)
+    if (heat > 0.0) & (peak < float("inf")):
+        bound = tl.load(threshold + row)
+        weight = weight_of(x, peak, heat)
+        weight = tl.where(weight >= tl.load(min_p + row), weight, 0.0)
+        tl.store(chunk_mass + target, tl.sum(tl.where(x > bound, weight, 0.0).to(tl.float64), axis=0))
+        tl.store(chunk_ties + target, tl.sum(((x == bound) & (weight > 0.0)).to(tl.int32), axis=0))
+    else:
+        score, index = tl.max(x, axis=0, return_indices=True, return_indices_tie_break_left=True)
+        tl.store(best_score + target, score)
+        tl.store(best_token + target, first + index)
 
 
 @triton.jit
-def pick_token(tokens, best_score, best_token, chunks, CHUNKS_PAD: tl.constexpr):
-    """Grid (B,): tokens int64 [B]. A row whose logits are all -inf gives token 0."""
+def pick_token(
+    tokens,  # int64 [B]
+    chunk_mass,
+    chunk_ties,
+    best_score,
+    best_token,
+    shaped,
+    threshold,
+    tie_limit,
+    row_peak,
+    temperature,
+    min_p,
+    seeds,  # int64 [B]
+    positions,  # int64 [B]
+    vocab,
+    chunks,
+    CHUNKS_PAD: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Grid (B,). A row whose logits are all -inf gives token 0."""
     row = tl.program_id(0).to(tl.int64)
     chunk = tl.arange(0, CHUNKS_PAD)
-    score = tl.load(best_score + row * chunks + chunk, mask=chunk < chunks, other=float("-inf"))
-    best = tl.max(score, axis=0)
-    token = tl.load(best_token + row * chunks + chunk, mask=chunk < chunks, other=0x7FFFFFFF)
-    # Chunks ascend, so the lowest id among equals is the leftmost chunk's.
-    tl.store(tokens + row, tl.min(tl.where(score == best, token, 0x7FFFFFFF), axis=0).to(tl.int64))
+    ok = chunk < chunks
+    heat = tl.load(temperature + row)
+    peak = tl.load(row_peak + row)
+    if (heat > 0.0) & (peak < float("inf")):
+        bound = tl.load(threshold + row)
+        limit = tl.load(tie_limit + row)
+        least = tl.load(min_p + row)
+        tie_weight = weight_of(bound, peak, heat)
+        tie_weight = tl.where(tie_weight >= least, tie_weight, 0.0)
+        ties = tl.load(chunk_ties + row * chunks + chunk, mask=ok, other=0)
+        earlier = tl.cumsum(ties, axis=0) - ties
+        kept = tl.minimum(tl.maximum(limit - earlier, 0), ties)
+        mass = tl.load(chunk_mass + row * chunks + chunk, mask=ok, other=0.0)
+        mass += kept.to(tl.float64) * tie_weight.to(tl.float64)
+        running = tl.cumsum(mass, axis=0)
+        whole = tl.max(running, axis=0)
+        number = uniform(tl.load(seeds + row), tl.load(positions + row))
+        # Below the whole, whatever the product rounds to: some weight is beyond it.
+        target = tl.minimum(number * whole, whole * 0.9999999999999999)
+        which = tl.min(tl.where(running > target, chunk, chunks - 1), axis=0)
+        before = tl.sum(tl.where(chunk == which - 1, running, 0.0), axis=0)
+        rank = tl.sum(tl.where(chunk == which, earlier, 0), axis=0)
+        token = which * BLOCK + tl.arange(0, BLOCK)
+        x = tl.load(shaped + row * vocab + token, mask=token < vocab, other=float("-inf"))
+        weight = weight_of(x, peak, heat)
+        weight = tl.where(weight >= least, weight, 0.0)
+        tie = ((x == bound) & (weight > 0.0)).to(tl.int32)
+        rank += tl.cumsum(tie, axis=0) - tie
+        drawable = (weight > 0.0) & ((x > bound) | ((tie > 0) & (rank < limit)))
+        sums = before + tl.cumsum(tl.where(drawable, weight, 0.0).to(tl.float64), axis=0)
+        passed = tl.min(tl.where(drawable & (sums > target), token, 2147483647), axis=0)
+        # Rounding may leave the sum a hair short: the last token that can be drawn there.
+        last = tl.max(tl.where(drawable, token, 0), axis=0)
+        tl.store(tokens + row, tl.where(passed < 2147483647, passed, last).to(tl.int64))
+    else:
+        score = tl.load(best_score + row * chunks + chunk, mask=ok, other=float("-inf"))
+        best = tl.max(score, axis=0)
+        candidate = tl.load(best_token + row * chunks + chunk, mask=ok, other=0x7FFFFFFF)
+        # Chunks ascend, so the lowest id among equals is the leftmost chunk's.
+        tl.store(tokens + row, tl.min(tl.where(score == best, candidate, 0x7FFFFFFF), axis=0).to(tl.int64))
