@@ -23,6 +23,14 @@ void for_rows(int num_threads, int num_rows, int64_t elements_per_row, Body& bod
                  (num_rows + kRowsPerUnit - 1) / kRowsPerUnit, unit);
 }
 
+// body(d, n) for every Vec of a row: n elements from d on, n known to the compiler but for the last.
+template <class Body>
+inline __attribute__((always_inline)) void for_vecs(int width, Body body) {
+    int d = 0;
+    for (; d + kLanes <= width; d += kLanes) body(d, kLanes);
+    if (d < width) body(d, width - d);
+}
+
 // Mirrored field by field in calls.py.
 struct NormCall {
     const void* x;       // [num_rows, width], row stride below
@@ -47,21 +55,21 @@ void add_norm(const NormCall& call) {
     auto norm = [&](int row) {
         const T* x = static_cast<const T*>(call.x) + row * call.x_row_stride;
         T* residual = call.residual == nullptr ? nullptr : static_cast<T*>(call.residual) + int64_t{row} * call.width;
-        Vec squares[2] = {set1(0.0f), set1(0.0f)}, total = set1(0.0f);
-        for (int d = 0; d < call.width; d += kLanes) {
-            int n = std::min(kLanes, call.width - d);
+        Vec squares = set1(0.0f), other_squares = set1(0.0f), total = set1(0.0f);  // of every second Vec
+        for_vecs(call.width, [&](int d, int n) __attribute__((always_inline)) {
             Vec h = load_part(x + d, n);
             if (residual != nullptr) {
                 store_part(residual + d, load_part(residual + d, n) + h * set1(call.x_scale), n);
                 h = load_part(residual + d, n);
             }
-            Vec& sum = squares[d / kLanes % 2];
-            sum = fma(h, h, sum);
+            Vec sum = fma(h, h, squares);
+            squares = other_squares;
+            other_squares = sum;
             total = total + h;
-        }
+        });
         if (call.out == nullptr) return;
         const T* h = residual == nullptr ? x : residual;
-        float mean = 0.0f, variance = reduce_add(squares[0] + squares[1]) / count;
+        float mean = 0.0f, variance = reduce_add(squares + other_squares) / count;
         if (call.centred != 0) {
             mean = reduce_add(total) / count;
             variance = 0.0f;
@@ -74,13 +82,12 @@ void add_norm(const NormCall& call) {
         T* out = static_cast<T*>(call.out) + int64_t{row} * call.width;
         Vec scale = set1(1.0f / std::sqrt(variance + call.epsilon));
         Vec offset = set1(call.weight_offset), centre = set1(mean);
-        for (int d = 0; d < call.width; d += kLanes) {
-            int n = std::min(kLanes, call.width - d);
+        for_vecs(call.width, [&](int d, int n) __attribute__((always_inline)) {
             Vec weight = load_part(static_cast<const T*>(call.weight) + d, n) + offset;
             Vec y = (load_part(h + d, n) - centre) * scale * weight;
             if (call.bias != nullptr) y = y + load_part(static_cast<const T*>(call.bias) + d, n);
             store_part(out + d, y, n);
-        }
+        });
     };
     for_rows(call.num_threads, call.num_rows, call.width, norm);
 }
@@ -110,13 +117,12 @@ void gate(const GateCall& call) {
     auto one = [&](int row) {
         const T* gates = static_cast<const T*>(call.gate_up) + row * call.row_stride;
         T* out = static_cast<T*>(call.out) + int64_t{row} * call.width;
-        for (int d = 0; d < call.width; d += kLanes) {
-            int n = std::min(kLanes, call.width - d);
+        for_vecs(call.width, [&](int d, int n) __attribute__((always_inline)) {
             Vec x = load_part(gates + d, n);
             Vec activated = call.activation == 0 ? silu(x) : gelu_tanh(x);
             if (call.gated != 0) activated = activated * load_part(gates + call.width + d, n);
             store_part(out + d, activated, n);
-        }
+        });
     };
     for_rows(call.num_threads, call.num_rows, call.width, one);
 }
