@@ -6,6 +6,7 @@ from typing import Protocol, runtime_checkable
 import torch
 
 from pagefleet_kernels.batch import AttentionBatch, KVShape
+from pagefleet_kernels.sampling_batch import SamplingBatch
 
 
 class KVCache(Protocol):
@@ -162,6 +163,15 @@ class Program(Protocol):
 
     def run(self, batch: AttentionBatch, positions: torch.Tensor) -> None:
         """All ops in order on the batch's rows; positions int64 [T]."""
+
+
+@runtime_checkable
+class TokenSampler(Protocol):
+    """A backend that draws tokens where the logits are. Optional."""
+
+    def sample(self, logits: torch.Tensor, batch: SamplingBatch) -> torch.Tensor:
+        """logits [B, V] -> tokens int64 [B], on the same device. A draw depends on (seed, position) and its own row; a
+        row without any number gives any token."""
 
 
 @runtime_checkable

@@ -40,6 +40,14 @@ def test_every_other_family_does(interpreter: Interpreter, tmp_path: Path, case:
     check(interpreter, tmp_path, case)
 
 
+def test_tokens_drawn_on_the_device_are_the_cpus(interpreter: Interpreter) -> None:
+    """Rows whose rules the device knows stay there; broken rows fail alone, with the same words."""
+    there, here, num_plain = interpreter.run(work.drawn_both_ways, 601)
+    assert num_plain == 7
+    assert there == here
+    assert set(there["failed"]) == {"8", "9"}
+
+
 def distance(got: list[torch.Tensor], want: list[torch.Tensor]) -> float:
     return float((torch.cat(got) - torch.cat(want)).norm() / torch.cat(want).norm())
 

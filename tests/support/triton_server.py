@@ -7,14 +7,19 @@ from typing import Any
 import torch
 
 from pagefleet_kernels import ops
+from pagefleet_kernels.backend import TokenSampler
 from pagefleet_kernels.batch import AttentionBatch
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 from pagefleet_kernels.triton.program import TritonProgram
+from pagefleet_server.core.sampling_params import SamplingParams
+from pagefleet_server.core.step import ScheduledRequest, StepResult
 from pagefleet_server.models.executor import open_model
 from pagefleet_server.models.fused.decoder import FusedDecoder
+from pagefleet_server.runner.device_sampler import is_plain, sample_on_device
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block, kv_dtype
 from pagefleet_server.runner.runner import Runner
+from pagefleet_server.runner.sampler import sample
 from pagefleet_server.settings import ModelSettings
 from support.stepping import Blocks, chunked_logits
 
@@ -76,6 +81,50 @@ def eager_through_transformers(path: Path, lengths: tuple[int, ...], kv: str) ->
     ]
     got = chunked_logits(runner, sequences, rng)
     return [got[str(index)].float() for index in range(len(sequences))]
+
+
+def drawn_both_ways(vocab_size: int) -> tuple[dict[str, Any], dict[str, Any], int]:
+    """Requests of every kind, drawn on the device and on the CPU from the same logits; and how many are plain."""
+
+    def told(result: StepResult) -> dict[str, Any]:
+        names = ("sampled", "logprobs", "further", "failed")
+        return {name: dict(getattr(result, name)) for name in names}
+
+    generator = torch.Generator().manual_seed(2)
+    kinds: list[dict[str, Any]] = [
+        {"temperature": 0.0},
+        {"temperature": 0.8, "top_k": 20, "seed": 2**64 - 3},
+        {"top_p": 0.7, "min_p": 0.01, "seed": -5},
+        {"temperature": 1e-50, "seed": 9},
+        {"temperature": 1.3, "logit_bias": ((3, 2.0),), "seed": 1},
+        {"temperature": 0.9, "logprobs": 2, "seed": 8},
+        {"temperature": 1.0, "seed": 4},
+        {"temperature": 1.1, "top_k": 2**40, "seed": 77},
+        {"temperature": 0.0, "seed": 1},
+        {"temperature": 1.0, "seed": 1},
+    ]
+    guesses = 2
+    logits = 3.0 * torch.randn(len(kinds) + guesses, vocab_size, generator=generator)
+    logits[8 + guesses, 5] = float("nan")
+    logits[9 + guesses] = float("-inf")
+    requests = []
+    for index, kind in enumerate(kinds):
+        drafts = guesses if index == 6 else 0
+        requests.append(
+            ScheduledRequest(
+                request_id=str(index),
+                token_ids=(1, *logits[6 : 6 + drafts].argmax(-1).tolist()),
+                start=40 + index,
+                block_ids=(1,),
+                sample=True,
+                sampling=SamplingParams(max_tokens=1, **kind),
+                num_drafts=drafts,
+            )
+        )
+    backend = select_backend(torch.device("cpu"), "triton")
+    assert isinstance(backend, TokenSampler)
+    there = sample_on_device(backend, logits, requests, None)
+    return told(there), told(sample(logits, requests)), sum(map(is_plain, requests))
 
 
 def refusal_of_program(change: dict[str, Any]) -> str:

@@ -11,7 +11,7 @@ from typing import Protocol
 import torch
 
 from pagefleet_kernels import ops
-from pagefleet_kernels.backend import Backend, KVCache
+from pagefleet_kernels.backend import Backend, KVCache, TokenSampler
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 from pagefleet_server.core.step import SchedulerOutput, StepResult
@@ -22,6 +22,7 @@ from pagefleet_server.models.pooling import Pooling
 from pagefleet_server.runner import memory_budget
 from pagefleet_server.runner.cpus import available_cpus
 from pagefleet_server.runner.decode_graphs import DecodeGraphs
+from pagefleet_server.runner.device_sampler import sample_on_device
 from pagefleet_server.runner.flat_batch import FlatBatch, flatten
 from pagefleet_server.runner.grammars import Grammars, load_in_background
 from pagefleet_server.runner.graph_setup import graph_setup
@@ -130,7 +131,10 @@ class Runner:
         scores, unscored = score_prompts(logits, batch.scores)
         if batch.draws_from is not None:
             logits = logits.index_select(0, batch.draws_from)
-        result = sample(logits, batch.sampled, self.grammars)
+        if isinstance(self.backend, TokenSampler):
+            result = sample_on_device(self.backend, logits, batch.sampled, self.grammars)
+        else:
+            result = sample(logits, batch.sampled, self.grammars)
         return replace(result, prompt_logprobs=scores, failed={**unscored, **result.failed}) if batch.scores else result
 
     @torch.inference_mode()

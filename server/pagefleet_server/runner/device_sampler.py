@@ -1,0 +1,101 @@
+"""Drawing tokens where the logits are: a row of a vocabulary of 128,000 is half a megabyte, its token eight bytes.
+
+For requests whose rules the device knows: temperature, top_k, top_p, min_p. All others (penalties, bias, bans,
+grammars, log-probabilities, guesses) have their rows, and theirs alone, brought to the CPU. The draws are the same.
+"""
+
+from collections.abc import Sequence
+
+import torch
+
+from pagefleet_kernels.backend import TokenSampler
+from pagefleet_kernels.sampling_batch import SamplingBatch
+from pagefleet_server.core.step import ScheduledRequest, StepResult
+from pagefleet_server.runner.distribution import TINY
+from pagefleet_server.runner.grammars import Grammars
+from pagefleet_server.runner.logprobs import NO_LOGITS
+from pagefleet_server.runner.sampler import sample
+
+
+def sample_on_device(
+    sampler: TokenSampler, logits: torch.Tensor, requests: Sequence[ScheduledRequest], grammars: Grammars | None
+) -> StepResult:
+    """As sampler.sample, for logits [N, V] on the sampler's device."""
+    plain: list[ScheduledRequest] = []
+    plain_rows: list[int] = []
+    others: list[ScheduledRequest] = []
+    other_rows: list[int] = []
+    first = 0
+    for request in requests:
+        count = 1 + request.num_drafts
+        if is_plain(request):
+            plain.append(request)
+            plain_rows.append(first)
+        else:
+            others.append(request)
+            other_rows.extend(range(first, first + count))
+        first += count
+    assert first == logits.shape[0], f"{logits.shape[0]} rows of logits for {first} draws"
+    result = sample(_rows(logits, other_rows), others, grammars) if others else StepResult(sampled={})
+    tokens, peaks = _draw(sampler, _rows(logits, plain_rows), plain) if plain else ([], [])
+    sampled, failed = dict(result.sampled), dict(result.failed)
+    for request, token, peak in zip(plain, tokens, peaks, strict=True):
+        if abs(peak) < float("inf"):
+            sampled[request.request_id] = int(token)
+        else:
+            failed[request.request_id] = f"{NO_LOGITS}: they reach {peak}"
+    return StepResult(sampled=sampled, logprobs=result.logprobs, further=result.further, failed=failed)
+
+
+def is_plain(request: ScheduledRequest) -> bool:
+    """The device knows all of its rules."""
+    params = request.sampling
+    return not (params.changes_logits or params.grammar or params.logprobs is not None or request.num_drafts)
+
+
+def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
+    """Some rows, in order; all of them without a copy."""
+    if len(rows) == logits.shape[0]:
+        return logits
+    return logits.index_select(0, torch.tensor(rows, dtype=torch.int64, device=logits.device))
+
+
+def _draw(
+    sampler: TokenSampler, logits: torch.Tensor, requests: Sequence[ScheduledRequest]
+) -> tuple[list[float], list[float]]:
+    """Tokens and each row's largest logit (NaN where there is one), brought back in one piece."""
+    params = [request.sampling for request in requests]
+    floats = torch.tensor(
+        [
+            # What float32 takes for 0 is not greedy: the least it can divide by.
+            [max(p.temperature, float(TINY)) if p.temperature > 0.0 else 0.0 for p in params],
+            [p.top_p for p in params],
+            [p.min_p for p in params],
+        ],
+        dtype=torch.float32,
+    ).to(logits.device)
+    integers = torch.tensor(
+        [
+            [min(p.top_k, logits.shape[1]) for p in params],
+            [_signed(p.seed) for p in params],
+            [request.start + len(request.token_ids) for request in requests],
+        ],
+        dtype=torch.int64,
+    ).to(logits.device)
+    batch = SamplingBatch(
+        temperature=floats[0],
+        top_k=integers[0].to(torch.int32),
+        top_p=floats[1],
+        min_p=floats[2],
+        seeds=integers[1],
+        positions=integers[2],
+    )
+    tokens = sampler.sample(logits, batch)
+    both: list[list[float]] = torch.stack([tokens.double(), logits.amax(-1).double()]).cpu().tolist()
+    return both[0], both[1]
+
+
+def _signed(seed: int) -> int:
+    """The low 64 bits as torch's int64 holds them."""
+    low = seed & (2**64 - 1)
+    return low - 2**64 if low >= 2**63 else low
