@@ -3,8 +3,8 @@
     python -m benchmarks.perplexity                                        SmolLM2's .gguf file, in every setting
     python -m benchmarks.perplexity --model DIR --settings bfloat16 bfloat16:q8_0 [--text FILE ...]
 
-A setting is DTYPE or DTYPE:QUANTIZATION, the flags' values. Texts are read from their first token on, with all before it
-in view; default: this project's licence, and its decision pages one after another.
+A setting is DTYPE or DTYPE:QUANTIZATION, the flags' values. A text is read from its first token on, all before it in
+view; default: this project's licence, and its decision pages one after another.
 """
 
 import argparse
