@@ -1,6 +1,7 @@
 """What tests send to the interpreting process when they want a whole model there: paths in, logits and tokens out."""
 
 import random
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +18,13 @@ from pagefleet_server.core.step import ScheduledRequest, StepResult
 from pagefleet_server.models.executor import open_model
 from pagefleet_server.models.fused.decoder import FusedDecoder
 from pagefleet_server.runner.device_sampler import is_plain, sample_on_device
+from pagefleet_server.runner.graph_setup import graph_setup
 from pagefleet_server.runner.kv_memory import KVPlan, allocate_kv, bytes_per_block, kv_dtype
 from pagefleet_server.runner.runner import Runner
 from pagefleet_server.runner.sampler import sample
 from pagefleet_server.settings import ModelSettings
-from support.stepping import Blocks, chunked_logits
+from support.fake_graphs import FakeGraphMaker
+from support.stepping import Blocks, chunked_logits, step_of
 
 
 def runner_on_triton(path: str, dtype: str, kv: str = "auto") -> Runner:
@@ -81,6 +84,32 @@ def eager_through_transformers(path: Path, lengths: tuple[int, ...], kv: str) ->
     ]
     got = chunked_logits(runner, sequences, rng)
     return [got[str(index)].float() for index in range(len(sequences))]
+
+
+def greedy_with_graphs(path: Path) -> tuple[list[list[int]], list[list[int]], int]:
+    """Greedy tokens of two prompts by captured decode steps and by eager ones, and how many were replayed."""
+    runner = runner_on_triton(str(path), "float32")
+    maker = FakeGraphMaker()
+    setup = graph_setup(
+        "auto", runner.model, runner.backend, max_rows=2, kv_dtype=torch.float32, group=None, maker=maker
+    )
+    assert setup is not None
+    graphs = setup.capture(runner.caches, runner.plan, max_seq_len=32)
+    assert graphs is not None
+    maker.replays.clear()
+    found = []
+    for one in (replace(runner, graphs=graphs), runner):
+        blocks = Blocks(one, random.Random(0))
+        sequences = [
+            blocks.sequence(str(index), tokens, room=5)
+            for index, tokens in enumerate(prompts_of(one.vocab_size, (3, 9)))
+        ]
+        for _ in range(5):
+            drawn = one.execute(step_of([(s, len(s.token_ids) - s.computed) for s in sequences])).sampled
+            for sequence in sequences:
+                sequence.token_ids.append(drawn[sequence.name])
+        found.append([sequence.token_ids for sequence in sequences])
+    return found[0], found[1], len(maker.replays)
 
 
 def drawn_both_ways(vocab_size: int) -> tuple[dict[str, Any], dict[str, Any], int]:

@@ -1,5 +1,6 @@
 """The Triton backend: `backend.Backend`, and the fused neighbours that a decoder may call instead of its own code."""
 
+import os
 from collections.abc import Sequence
 
 import torch
@@ -32,6 +33,8 @@ class TritonBackend:
         """Zeroed KV memory of one layer. fp8 e4m3 storage serves queries, keys and values of any float dtype."""
         if dtype not in STORAGE_DTYPES:
             raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in STORAGE_DTYPES)}")
+        if device.type != "cuda" and os.environ.get("TRITON_INTERPRET") != "1":
+            raise BackendUnavailable(f"Triton's kernels compute nothing on {device}")
         if dtype == FP8 and device.type == "cuda":
             major, minor = torch.cuda.get_device_capability(device)
             if (major, minor) < FP8_CAPABILITY:

@@ -64,13 +64,7 @@ class VarlenBackend:
         self, shape: KVShape, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
     ) -> VarlenCache:
         """Zeroed KV memory of one layer; 16-bit floats, equal widths of K and V, blocks of a multiple of 256."""
-        if block_size % BLOCK_MULTIPLE:
-            raise refuse("block_size", block_size, f"a multiple of {BLOCK_MULTIPLE} for this backend")
-        if dtype not in DTYPES:
-            raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in DTYPES)} for this backend")
-        if shape.head_dim != shape.v_head_dim or shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 8:
-            found = f"{shape.head_dim} and v_head_dim {shape.v_head_dim}"
-            raise refuse("shape.head_dim", found, f"equal, a multiple of 8 and <= {MAX_HEAD_DIM} for this backend")
+        _check(shape, block_size, dtype)
         size = (num_blocks + 1, block_size, shape.num_kv_heads, shape.head_dim)
         return VarlenCache(
             shape=shape,
@@ -80,6 +74,7 @@ class VarlenBackend:
 
     def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:
         """Bytes of one block of one layer; there is no padding."""
+        _check(shape, block_size, dtype)
         return shape.num_kv_heads * block_size * (shape.head_dim + shape.v_head_dim) * dtype.itemsize
 
     def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
@@ -134,6 +129,17 @@ class VarlenBackend:
         sources, destinations = torch.tensor(pairs, device=own.device).unbind(1)
         own.keys.index_copy_(0, destinations, own.keys.index_select(0, sources))
         own.values.index_copy_(0, destinations, own.values.index_select(0, sources))
+
+
+def _check(shape: KVShape, block_size: int, dtype: torch.dtype) -> None:
+    """Refuse what FlashAttention does not hold."""
+    if block_size % BLOCK_MULTIPLE:
+        raise refuse("block_size", block_size, f"a multiple of {BLOCK_MULTIPLE} for this backend")
+    if dtype not in DTYPES:
+        raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in DTYPES)} for this backend")
+    if shape.head_dim != shape.v_head_dim or shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 8:
+        found = f"{shape.head_dim} and v_head_dim {shape.v_head_dim}"
+        raise refuse("shape.head_dim", found, f"equal, a multiple of 8 and <= {MAX_HEAD_DIM} for this backend")
 
 
 def _own(cache: KVCache) -> VarlenCache:

@@ -238,7 +238,7 @@ def _build(
     if connect is not None:
         connect(opened.device)
     stored = kv_dtype(settings.cache.kv_cache_dtype, opened.dtype)
-    backend = _backend_for(opened, settings.cache.block_size, stored)
+    backend = _backend_for(opened, settings, stored)
     model, packed = opened.load(backend, told)
     if settings.model.deterministic:
         _check_deterministic(model.device, backend.name, backend.name if packed else "torch")
@@ -298,14 +298,18 @@ def _build(
     return runner
 
 
-def _backend_for(model: OpenedModel, block_size: int, stored: torch.dtype) -> Backend:
-    """The fastest backend that can hold this model's layers (their widths, block size, and `stored`, the KV's dtype).
-    KV in another dtype than the model's is asked for by name: where it cannot be had, ModelError."""
-    backend = select_backend(model.device)
+def _backend_for(model: OpenedModel, settings: EngineSettings, stored: torch.dtype) -> Backend:
+    """The backend that was asked for, or the fastest that can hold this model's layers (their widths, block size, and
+    `stored`, the KV's dtype). What is asked for by name and cannot be had is a ModelError."""
+    name, block_size = settings.model.attention_backend, settings.cache.block_size
+    try:
+        backend = select_backend(model.device, name)
+    except BackendUnavailable as error:
+        raise ModelError(f"--attention-backend: {error.reason}") from error
     try:
         for shape in {kv_shape(layer) for layer in model.layers}:
             ops.bytes_per_block(backend, shape, block_size=block_size, dtype=stored)
-            if stored != model.dtype:  # what the device cannot do shows here, before the weights are read
+            if name != "auto" or stored != model.dtype:  # what the device cannot do shows here, before the weights
                 ops.allocate(backend, shape, num_blocks=2, block_size=block_size, dtype=stored, device=model.device)
     except BackendUnavailable as error:
         if stored != model.dtype:
@@ -313,6 +317,8 @@ def _backend_for(model: OpenedModel, block_size: int, stored: torch.dtype) -> Ba
                 f"--kv-cache-dtype: no KV in {_name(stored)} with the {backend.name} backend on {model.device}:"
                 f" {error.reason}; leave it at auto"
             ) from error
+        if name != "auto":
+            raise ModelError(f"--attention-backend {name} cannot serve this model: {error.reason}") from error
         _logger.warning("attention backend %s cannot serve this model (%s)", backend.name, error.reason)
         return select_backend(model.device, "reference")
     except KernelArgumentError as error:
