@@ -38,6 +38,10 @@ class Load:
     """The reported slice, after its warm-up."""
     warmup_seconds: float = 0.0
     """The beginning of `test`: every policy lives through it and may remember it, but nothing of it is reported."""
+    is_first: bool = False
+    """Whether it jumps as nothing did before."""
+    tuned_as: str | None = None
+    """The trace whose tuning holds here; None: its own."""
     initial_replicas: int = 1
     """Ready when either begins: about what its first minutes need."""
 
@@ -89,6 +93,7 @@ def loads(scale: float = 1.0) -> dict[str, Load]:
         "15 minutes at 0.3 requests/s, 10 at 2.2, twice, and never before; tuned on one such pair, another seed",
         made("bursts", pairs, 1500, seed=12),
         made("bursts", pairs, 3000, seed=2),
+        is_first=True,
     )
     once = Load(
         "spike",
@@ -96,6 +101,7 @@ def loads(scale: float = 1.0) -> dict[str, Load]:
         "minutes, another seed",
         made("spike", spike(0.6, 2.6, 400 * scale, 240 * scale), 1200, seed=13),
         made("spike", high, 2400, seed=3),
+        is_first=True,
     )
     everything = [
         Load(
@@ -116,6 +122,8 @@ def loads(scale: float = 1.0) -> dict[str, Load]:
         replace(
             bursts,
             name="bursts-again",
+            is_first=False,
+            tuned_as="bursts",
             what="15 minutes at 0.3 requests/s, 10 at 2.2, twice, after one such pair; tuned as bursts",
             test=made("bursts", pairs, 4500, seed=2),
             warmup_seconds=1500 * scale,
@@ -123,6 +131,8 @@ def loads(scale: float = 1.0) -> dict[str, Load]:
         replace(
             once,
             name="spike-again",
+            is_first=False,
+            tuned_as="spike",
             what="the spike of 3 requests/s for five minutes, half an hour after one of 2.2 for four; tuned as spike",
             test=made("spike", then(low, 1200 * scale, high), 3600, seed=3),
             warmup_seconds=1200 * scale,
@@ -171,15 +181,17 @@ def compare(
     not run again: a run is a function of its seed."""
     base = Scenario(load_profile(profile), seed=seed)
     tuning = replace(base, start_seconds=TUNING_START_SECONDS)
+    tuned_as = {load: described.tuned_as or load for load, described in loads(scale).items()}
+    tuned_loads = dict.fromkeys(tuned_as[load] for load in load_names)
     grid = [
         _Job(load, True, policy, settings, tuning, scale)
-        for load in load_names
+        for load in tuned_loads
         for policy in policies
         if CATALOG[policy].grid
         for settings in CATALOG[policy].combinations()
         if not any((trial.load, trial.policy) == (load, policy) and trial.settings == settings for trial in known)
     ]
-    kept = [trial for trial in known if trial.load in load_names and trial.policy in policies]
+    kept = [trial for trial in known if trial.load in tuned_loads and trial.policy in policies]
     total = len(grid) + len(load_names) * len(start_seconds) * len(policies) * len(routings)
     done = 0
 
@@ -199,12 +211,19 @@ def compare(
             Trial(job.load, job.policy, job.settings, result) for job, result in zip(grid, run_all(grid), strict=True)
         ]
         best: dict[tuple[str, str], Settings] = {}
-        for load in load_names:
+        for load in tuned_loads:
             for policy in policies:
                 of_it = [trial for trial in trials if (trial.load, trial.policy) == (load, policy)]
                 best[load, policy] = tuned(of_it).settings if of_it else {}
         jobs = [
-            _Job(load, False, policy, best[load, policy], replace(base, start_seconds=start, routing=routing), scale)
+            _Job(
+                load,
+                False,
+                policy,
+                best[tuned_as[load], policy],
+                replace(base, start_seconds=start, routing=routing),
+                scale,
+            )
             for routing in routings
             for load in load_names
             for start in start_seconds

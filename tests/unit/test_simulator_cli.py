@@ -64,3 +64,19 @@ def test_a_short_comparison_keeps_what_it_did_not_run(tmp_path: Path, capsys: py
     assert "stale" not in page
     assert page.startswith("Words before.")
     assert page.endswith("Words after.\n")
+
+
+def test_a_load_that_comes_again_is_tuned_as_it_was_first(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its grid is that of the first load, and what is known of it is not run again."""
+    first, second = tmp_path / "first.json", tmp_path / "second.json"
+    common = ["compare", "--scale", "0.1", "--start-seconds", "30", "--workers", "1", "--policies", "static"]
+    assert main([*common, "--loads", "spike", "--json", str(first)]) == 0
+    known = json.loads(first.read_text())["trials"]
+    for trial in known:
+        trial["result"]["attainment_percent"] = 99.0 if trial["settings"]["replicas"] == 5 else 1.0
+    first.write_text(json.dumps({"trials": known, "cells": []}))
+    assert main([*common, "--loads", "spike-again", "--grid", str(first), "--json", str(second)]) == 0
+    assert "### spike-again, 30 s" in capsys.readouterr().out
+    found = json.loads(second.read_text())
+    assert found["trials"] == known
+    assert [cell["settings"] for cell in found["cells"]] == [{"replicas": 5}]
