@@ -29,7 +29,7 @@ test: install
 test-long: install clients
 	$(TEST_ENV) $(BIN)/python -m pytest -m "long" --timeout 7200
 
-# The autoscaling comparison of docs/autoscaling-comparison.md: every policy tuned and run, about ten minutes on two cores.
+# The autoscaling comparison of docs/autoscaling-comparison.md: every policy tuned and run, about a quarter of an hour on two cores.
 sim-table: install
 	$(BIN)/pagefleet-sim compare --json docs/evidence/$(shell date -u +%F)-autoscaling_comparison.json \
 		--markdown docs/autoscaling-comparison.md --commit $(shell git rev-parse --short HEAD)
