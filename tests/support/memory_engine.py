@@ -2,7 +2,7 @@
 
 The model's name says what goes wrong: "fine", "missing", "no-memory", "loads-for-ever", "fails-at-N" (step N raises),
 "stalls-at-N" (step N sleeps without end), "slow-N" (each step takes N ms), "poison" (requests fail whose context holds
-POISON_TOKEN_ID), "broken-at-N" (from step N on, every request fails).
+POISON_TOKEN_ID), "broken-at-N" (from step N on, every request fails), "loops" (says the same over and over, mostly).
 """
 
 import sys
@@ -55,6 +55,7 @@ class MemoryEngineRunner(KvMemoryRunner):
             num_blocks=settings.cache.num_kv_blocks,
             block_size=settings.cache.block_size,
             poison=settings.model.model == "poison",
+            loops=settings.model.model == "loops",
         )
         self.num_blocks = settings.cache.num_kv_blocks
         self.max_model_len = self.num_blocks * self.block_size
