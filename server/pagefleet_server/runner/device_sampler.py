@@ -10,7 +10,7 @@ import torch
 
 from pagefleet_kernels.backend import TokenSampler
 from pagefleet_kernels.sampling_batch import SamplingBatch
-from pagefleet_server.core.step import ScheduledRequest, StepResult
+from pagefleet_server.core.step import DrawnToken, ScheduledRequest, StepResult
 from pagefleet_server.runner.distribution import TINY
 from pagefleet_server.runner.grammars import Grammars
 from pagefleet_server.runner.logprobs import NO_LOGITS
@@ -23,14 +23,16 @@ def sample_on_device(
     """As sampler.sample, for logits [N, V] on the sampler's device."""
     plain: list[ScheduledRequest] = []
     plain_rows: list[int] = []
+    guessing: list[ScheduledRequest] = []
     others: list[ScheduledRequest] = []
     other_rows: list[int] = []
     first = 0
     for request in requests:
         count = 1 + request.num_drafts
         if is_plain(request):
-            plain.append(request)
-            plain_rows.append(first)
+            plain += [request.after_drafts(done) for done in range(count)] if request.num_drafts else [request]
+            plain_rows += range(first, first + count)
+            guessing += [request] * (request.num_drafts > 0)
         else:
             others.append(request)
             other_rows.extend(range(first, first + count))
@@ -38,19 +40,37 @@ def sample_on_device(
     assert first == logits.shape[0], f"{logits.shape[0]} rows of logits for {first} draws"
     result = sample(_rows(logits, other_rows), others, grammars) if others else StepResult(sampled={})
     tokens, peaks = _draw(sampler, _rows(logits, plain_rows), plain) if plain else ([], [])
-    sampled, failed = dict(result.sampled), dict(result.failed)
+    sampled, failed, further = dict(result.sampled), dict(result.failed), dict(result.further)
+    drawn: dict[str, list[int | None]] = {}  # of a request's rows, in order; None: a row without numbers
     for request, token, peak in zip(plain, tokens, peaks, strict=True):
-        if abs(peak) < float("inf"):
+        has_logits = abs(peak) < float("inf")
+        drawn.setdefault(request.request_id, []).append(int(token) if has_logits else None)
+        if len(drawn[request.request_id]) > 1:
+            continue  # behind a guess
+        if has_logits:
             sampled[request.request_id] = int(token)
         else:
             failed[request.request_id] = f"{NO_LOGITS}: they reach {peak}"
-    return StepResult(sampled=sampled, logprobs=result.logprobs, further=result.further, failed=failed)
+    for request in guessing:
+        further[request.request_id] = _behind_right_guesses(request, drawn[request.request_id])
+    return StepResult(sampled=sampled, logprobs=result.logprobs, further=further, failed=failed)
+
+
+def _behind_right_guesses(request: ScheduledRequest, drawn: Sequence[int | None]) -> list[DrawnToken]:
+    """All rows were drawn from; those count whose input turned out to be what was drawn before."""
+    further: list[DrawnToken] = []
+    guesses = request.token_ids[len(request.token_ids) - request.num_drafts :]
+    for before, guess, token in zip(drawn, guesses, drawn[1:], strict=False):
+        if before != guess or token is None:
+            break
+        further.append(DrawnToken(token))
+    return further
 
 
 def is_plain(request: ScheduledRequest) -> bool:
     """The device knows all of its rules."""
     params = request.sampling
-    return not (params.changes_logits or params.grammar or params.logprobs is not None or request.num_drafts)
+    return not (params.changes_logits or params.grammar or params.logprobs is not None)
 
 
 def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
