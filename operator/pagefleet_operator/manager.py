@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import logging
 from collections.abc import Mapping
+from itertools import chain, repeat
 from typing import Any
 
 from pagefleet_operator import names
@@ -127,8 +128,8 @@ class Manager:
     async def _resync_forever(self) -> None:
         """Heals what a watch lost, and notices when one is dead: then `watch_problem` says so."""
         settings = self._context.settings
-        while True:
-            await asyncio.sleep(settings.reconcile.resync_seconds)
+        for pause in chain(settings.reconcile.first_resyncs_seconds, repeat(settings.reconcile.resync_seconds)):
+            await asyncio.sleep(pause)
             try:
                 listings = await self._list()
             except ApiError as error:

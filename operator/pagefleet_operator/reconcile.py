@@ -207,11 +207,13 @@ class ObjectLoop:
             contested=self._contested(memory, now),
         )
         rendered = status.render(facts, memory.scaling.history, memory.scaling.decisions, now)
-        for transition in transitions(llmd.status, rendered):
-            await self._context.recorder.record(
+        said = [
+            self._context.recorder.record(
                 llmd, reason=transition.reason, message=transition.message, warning=transition.warning
             )
-        due = await self._write_status(memory, body, rendered, now)
+            for transition in transitions(llmd.status, rendered)
+        ]
+        due, *_ = await asyncio.gather(self._write_status(memory, body, rendered, now), *said)
         if intended.waits_for_victims:
             return 1.0 if due is None else min(due, 1.0)
         return due

@@ -55,9 +55,11 @@ class ReconcileSettings:
 
     kinds_seconds: float = 10.0
     """How often it is looked whether the cluster has the kind PodMonitor."""
+    first_resyncs_seconds: tuple[float, ...] = (5.0, 20.0)
+    """Pauses before the first ones: of what is deleted between our first list and the watches' own no event tells."""
     resync_seconds: float = 120.0
     """Everything is listed afresh this often: it heals events that a watch lost."""
-    concurrency: int = 4
+    concurrency: int = 3
     """Objects that are reconciled at once. Enough to keep one core or an API server busy, as each sends what it can in
     parallel; more of them would only wait for each other, and the lease is renewed in time."""
     min_backoff_seconds: float = 0.5

@@ -6,8 +6,10 @@ from collections.abc import AsyncIterator
 from dataclasses import replace
 from typing import Any
 
+import pytest
 import pytest_asyncio
 
+from pagefleet_operator import manager as manager_module
 from pagefleet_operator.client import Listed
 from pagefleet_operator.errors import ApiError
 from pagefleet_operator.events import EventRecorder
@@ -19,15 +21,16 @@ from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings, ReconcileSettings
 from pagefleet_operator.sharing import Shares
 from pagefleet_operator.specs import Specs
-from pagefleet_operator.store import LLMDEPLOYMENT, Store
+from pagefleet_operator.store import LLMDEPLOYMENT, POD, Store
 from pagefleet_operator.telemetry import Telemetry
-from support.operator_objects import llmd_body
+from support.operator_objects import llmd_body, pod_body
 
 KEY = ObjectKey("default", "chat")
 SETTINGS = OperatorSettings(
     namespaces=("default",),
     reconcile=ReconcileSettings(min_backoff_seconds=0.01, max_backoff_seconds=0.02, kinds_seconds=0.01),
 )
+EARLY = replace(SETTINGS.reconcile, first_resyncs_seconds=(0.01, 0.01))
 
 
 class Time:
@@ -222,6 +225,25 @@ async def test_what_the_api_refuses_is_not_sent_again_and_again(running: tuple[M
     changed["metadata"]["resourceVersion"] = "8000"
     manager.watched(LLMDEPLOYMENT, "MODIFIED", changed)
     await until(lambda: "Deployment chat" in api.applied)
+
+
+async def test_what_ended_before_the_watches_began_is_forgotten_soon(
+    running: tuple[Manager, FakeApi, Store], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A pod that was deleted between our first list and the watches' own stood in the status for two minutes."""
+    monkeypatch.setattr(manager_module, "WATCH_GRACE_SECONDS", 0.0)
+    first, api, _ = running
+    store = Store()
+    again = Manager(replace(first._context, store=store, settings=replace(SETTINGS, reconcile=EARLY)))
+
+    async def listed(*_: Any, **__: Any) -> Listed:
+        return Listed([], "500")
+
+    await again.start()
+    store.put(POD, pod_body("a", resource_version="400"))
+    api.list = listed  # type: ignore[method-assign]
+    await until(lambda: store.get(POD, ObjectKey("default", "a")) is None)
+    await again.stop()
 
 
 async def test_children_are_written_at_once_and_the_deployment_when_they_are_there(
