@@ -189,12 +189,13 @@ async def measure(options: argparse.Namespace) -> None:
 
 async def run(talk: Talk, load_number: int, options: argparse.Namespace) -> list[Probe]:
     """Each probe under this load."""
+    num_streams: int = options.streams
     about = ["--probe", talk.server.base_url, "--streams", str(options.streams), "--bytes", str(options.bytes)]
     load = await asyncio.create_subprocess_exec(sys.executable, __file__, *about, "--load", str(load_number))
     try:
 
         async def full() -> bool:
-            return await talk.gauge("vllm:num_requests_running") >= options.streams * 0.9
+            return await talk.gauge("vllm:num_requests_running") >= num_streams * 0.9
 
         await talk.until(full, "all streams run")
         seconds, pid = str(options.seconds), str(talk.server.process.pid)
