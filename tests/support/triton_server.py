@@ -91,7 +91,7 @@ def greedy_with_graphs(path: Path) -> tuple[list[list[int]], list[list[int]], in
     runner = runner_on_triton(str(path), "float32")
     maker = FakeGraphMaker()
     setup = graph_setup(
-        "auto", runner.model, runner.backend, max_rows=2, kv_dtype=torch.float32, group=None, maker=maker
+        "auto", runner.model, runner.backend, max_rows=2, kv_dtype=torch.float32, group=None, new_maker=lambda: maker
     )
     assert setup is not None
     graphs = setup.capture(runner.caches, runner.plan, max_seq_len=32)

@@ -230,7 +230,8 @@ def test_setting_up(runner: Runner, caplog: pytest.LogCaptureFixture) -> None:
     """From the setting to graphs, with the estimate on a cache of its own."""
 
     def setup(mode: str, backend: object, maker: FakeGraphMaker | None) -> GraphSetup | None:
-        options = {"max_rows": 3, "kv_dtype": torch.float32, "group": None, "maker": maker}
+        new_maker = None if maker is None else lambda: maker
+        options = {"max_rows": 3, "kv_dtype": torch.float32, "group": None, "new_maker": new_maker}
         return graph_setup(mode, runner.model, backend, **options)  # type: ignore[arg-type]
 
     capturable = _Capturable(runner.backend)

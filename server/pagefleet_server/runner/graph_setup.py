@@ -1,8 +1,9 @@
 """Whether decode steps are captured as CUDA graphs here, what they will take, and capturing them."""
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 
@@ -25,7 +26,8 @@ class GraphSetup:
     backend: Backend
     max_rows: int
     """Sequences of one step at most."""
-    maker: GraphMaker
+    new_maker: Callable[[], GraphMaker]
+    """A maker's graphs share memory that must not be used again once they are gone: each set of graphs has its own."""
     kv_dtype: torch.dtype
 
     def estimate(self, *, block_size: int, max_seq_len: int) -> int:
@@ -34,11 +36,11 @@ class GraphSetup:
         per_block = bytes_per_block(layers, block_size, backend=self.backend, dtype=self.kv_dtype)
         plan = KVPlan(block_size, self.max_rows, per_block)
         caches = allocate_kv(layers, plan, backend=self.backend, dtype=self.kv_dtype, device=self.model.device)
-        return estimated_bytes(self._graphed(caches, plan, max_seq_len), self.maker)
+        return estimated_bytes(self._graphed(caches, plan, max_seq_len), self.new_maker())
 
     def capture(self, caches: Sequence[KVCache], plan: KVPlan, *, max_seq_len: int) -> DecodeGraphs | None:
         """On the cache that will be served from; None when that does not work (the log says why)."""
-        return capture_all(self._graphed(caches, plan, max_seq_len), self.maker)
+        return capture_all(self._graphed(caches, plan, max_seq_len), self.new_maker())
 
     def _graphed(self, caches: Sequence[KVCache], plan: KVPlan, max_seq_len: int) -> GraphedModel:
         assert isinstance(self.backend, Capturable)
@@ -54,16 +56,16 @@ def graph_setup(
     max_rows: int,
     kv_dtype: torch.dtype,
     group: RankGroup | None,
-    maker: GraphMaker | None = None,
+    new_maker: Callable[[], GraphMaker] | None = None,
 ) -> GraphSetup | None:
-    """None: every step is eager; on CUDA the log says why. mode: auto or off. maker: instead of the device's own."""
-    if model.device.type != "cuda" and maker is None:
+    """None: every step is eager; on CUDA the log says why. mode: auto or off. new_maker: not the device's own."""
+    if model.device.type != "cuda" and new_maker is None:
         return None
     reason = why_eager(mode, model, backend, num_ranks=1 if group is None else group.size)
     if reason is not None or not isinstance(model, FusedDecoder):
         _logger.info("CUDA graphs are off: %s", reason)
         return None
-    return GraphSetup(model, backend, max_rows, maker or CudaGraphMaker(model.device), kv_dtype)
+    return GraphSetup(model, backend, max_rows, new_maker or partial(CudaGraphMaker, model.device), kv_dtype)
 
 
 def why_eager(mode: str, model: Executor, backend: Backend, *, num_ranks: int) -> str | None:
