@@ -58,10 +58,24 @@ def judge(facts: Facts) -> list[Verdict]:
     """Every condition, in the order of `status.conditions`."""
     verdicts = [_available(facts), _progressing(facts), _degraded(facts)]
     if facts.llmd.spec.autoscaling is not None:
-        verdicts += [_scaling_active(facts), _able_to_scale(facts), _scaling_limited(facts)]
+        scaling = [_scaling_active(facts), _able_to_scale(facts), _scaling_limited(facts)]
         if facts.llmd.spec.autoscaling.slo is not None:
-            verdicts.append(_slo_met(facts))
+            scaling.append(_slo_met(facts))
+        verdicts += scaling if facts.decision is not None else [_as_last_said(facts, verdict) for verdict in scaling]
     return verdicts
+
+
+UNDECIDED = frozenset({"NoDecisionYet", "ReadyForNewScale", "DesiredWithinRange", "TooFewSamples"})
+"""Reasons of what is not known before the first decision."""
+
+
+def _as_last_said(facts: Facts, verdict: Verdict) -> Verdict:
+    """Until an operator has decided for the first time, what the one before it said holds."""
+    known = next((item for item in facts.llmd.status.get("conditions") or [] if item.get("type") == verdict.type), None)
+    if known is None or verdict.reason not in UNDECIDED:
+        return verdict
+    reason, message = str(known.get("reason") or verdict.reason), str(known.get("message") or verdict.message)
+    return Verdict(verdict.type, known.get("status") == "True", reason, message)
 
 
 def _available(facts: Facts) -> Verdict:

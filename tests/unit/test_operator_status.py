@@ -380,3 +380,35 @@ def test_a_damaged_standing_count_is_bounded() -> None:
     status = {"autoscaling": {"history": {"standing": {"replicas": -3, "seenReplicaMinutes": -9, "late": late}}}}
     restored, _ = restore_history(status, replicas=1, now=NOW)
     assert restored.standing == Standing(replicas=1, seen=0.0, shadows=(Shadow(1),))
+
+
+def test_a_new_operator_says_of_scaling_what_was_said_until_it_has_decided() -> None:
+    """Each restart turned ScalingActive and SLOMet over and back, with a warning for every object."""
+    spec = {"autoscaling": {"maxReplicas": 3, "slo": {"timeToFirstTokenMilliseconds": 500}}}
+    said = {
+        "ScalingActive": ("True", "ValidMetricFound"),
+        "AbleToScale": ("True", "ScaleDownStabilized"),
+        "ScalingLimited": ("True", "DeviceBudget"),
+        "SLOMet": ("False", "ObjectiveMissed"),
+    }
+    conditions = [
+        {"type": kind, "status": status, "reason": reason, "message": "as it was", "lastTransitionTime": "x"}
+        for kind, (status, reason) in said.items()
+    ]
+    made = facts(pod_body("a"), spec=spec)
+    anew = replace(made, llmd=replace(made.llmd, status={"conditions": conditions}))
+    rendered = render(anew, History(), [], NOW)
+    found = {item["type"]: (item["status"], item["reason"]) for item in rendered["conditions"]}
+    assert {kind: found[kind] for kind in said} == said
+    kinds = [transition.reason for transition in transitions(anew.llmd.status, rendered)]
+    assert not {"NoDecisionYet", "ValidMetricFound"} & set(kinds)
+    first = render(made, History(), [], NOW)
+    assert {item["type"]: item["reason"] for item in first["conditions"]}["ScalingActive"] == "NoDecisionYet"
+
+
+def test_a_scale_that_fails_is_said_before_the_first_decision_too() -> None:
+    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}})
+    known = {"type": "AbleToScale", "status": "True", "reason": "ReadyForNewScale", "message": "m"}
+    failing = replace(made, scale_failure="403", llmd=replace(made.llmd, status={"conditions": [known]}))
+    verdict = next(item for item in judge(failing) if item.type == "AbleToScale")
+    assert (verdict.status, verdict.reason) == (False, "FailedUpdateScale")
