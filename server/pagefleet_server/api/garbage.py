@@ -11,5 +11,6 @@ So often it still comes once in some thousand requests, for what does."""
 def spare_the_loop() -> None:
     """Call it when everything is loaded: modules and vocabulary are no garbage, and are not looked at again."""
     gc.freeze()
+    gc.collect()  # of nothing: a full one is due after a part of what the last one has seen, which must not be all that
     young, middle, _ = gc.get_threshold()
     gc.set_threshold(young, middle, MIDDLE_BEFORE_FULL)
