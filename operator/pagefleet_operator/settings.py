@@ -59,7 +59,7 @@ class ReconcileSettings:
     """Pauses before the first ones: of what is deleted between our first list and the watches' own no event tells."""
     resync_seconds: float = 120.0
     """Everything is listed afresh this often: it heals events that a watch lost."""
-    concurrency: int = 3
+    concurrency: int = 4
     """Objects that are reconciled at once. Enough to keep one core or an API server busy, as each sends what it can in
     parallel; more of them would only wait for each other, and the lease is renewed in time."""
     min_backoff_seconds: float = 0.5
