@@ -33,7 +33,7 @@ inline __attribute__((always_inline)) void accumulate(Vec (&acc)[R][C], const ch
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c)
                 _mm_prefetch(reinterpret_cast<const char*>(ahead[c] + static_cast<size_t>(step) * b_stride),
-                             _MM_HINT_T1);
+                             _MM_HINT_T0);
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) {

@@ -289,13 +289,6 @@ inline void attend_rows(int count, const RowBlock& block, int row, const ScoreRu
     }
 }
 
-// Asks for the lines [begin, end) of each of the next span's tiles, K and V.
-inline void fetch_ahead(const Tiles& k, int begin, int end) {
-    for (int i = 0; i < kSpanTiles; ++i)
-        for (int line = begin; line < end; ++line)
-            _mm_prefetch(reinterpret_cast<const char*>(k.ahead[i] + line * kLanes), _MM_HINT_T0);
-}
-
 // One split of a block of rows, from a clear state.
 template <class T>
 void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const PagedTiles& tiles,
@@ -304,9 +297,6 @@ void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const
     states.clear(block.num_rows, layout.v_pad);
     const int begin = block.first > split * kSplit ? block.first : split * kSplit;
     const int end = block.last < (split + 1) * kSplit ? block.last : (split + 1) * kSplit;
-    const bool streaming = block.num_rows <= kStreamingRows;
-    const int num_groups = (block.num_rows + kMaxRows - 1) / kMaxRows;
-    const int lines = static_cast<int>(layout.tile_words() / kLanes);
     for (int span = begin / kSpan * kSpan; span < end; span += kSpan) {
         const bool whole = block.all_see(span, kSpan);
         Tiles k, v;
@@ -318,16 +308,12 @@ void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const
             v.now[i] = k.now[i] + layout.k_tile_words();
             v.ahead[i] = k.ahead[i] + layout.k_tile_words();
         }
-        for (int row = 0, group = 0; row < block.num_rows; row += kMaxRows, ++group) {
+        for (int row = 0; row < block.num_rows; row += kMaxRows) {
             int count = block.num_rows - row < kMaxRows ? block.num_rows - row : kMaxRows;
-            if (streaming && row == 0) {
+            if (row == 0 && block.num_rows <= kStreamingRows)
                 attend_rows<T, true>(count, block, row, rule, layout, span, whole, k, v, states);
-                continue;
-            }
-            // Each group its share of the next span, so that the first one there does not wait for the second level.
-            if (whole && !streaming)
-                fetch_ahead(k, lines * group / num_groups, lines * (group + 1) / num_groups);
-            attend_rows<T, false>(count, block, row, rule, layout, span, whole, k, v, states);
+            else
+                attend_rows<T, false>(count, block, row, rule, layout, span, whole, k, v, states);
         }
     }
 }
