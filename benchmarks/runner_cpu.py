@@ -1,9 +1,10 @@
-"""Step times of the CPU runner, side by side: plain torch, the transformers path on our kernels, the fused decoder.
+"""Step times of the CPU runner, side by side: plain torch, the transformers path on our kernels, the fused decoder, and
+the same with a .gguf file's weights in their own scales.
 
 Rounds of the variants alternate, so that a busy machine hits all alike; the best round of each counts. Only the ratios
 mean something on another day or machine: the table names the machine, the commit and the load beside every run.
 
-    python benchmarks/runner_cpu.py [--model PATH] [--threads N] [--rounds N] [--dtype bfloat16]
+    python benchmarks/runner_cpu.py [--model PATH] [--threads N] [--rounds N] [--dtype bfloat16] [--cpu-time]
 """
 
 import argparse
@@ -30,8 +31,13 @@ from pagefleet_server.settings import CacheSettings, ModelSettings
 CONTEXT_TOKENS = 100
 BLOCKS_PER_SEQUENCE = 40
 MAX_SEQUENCES = 64
-VARIANTS = {"plain torch": "transformers", "transformers path": "transformers", "fused decoder": "fused"}
-"""Column -> executor; the first runs on the reference backend."""
+VARIANTS = {
+    "plain torch": ("transformers", "none"),
+    "transformers path": ("transformers", "none"),
+    "fused decoder": ("fused", "none"),
+    "own scales": ("fused", "gguf"),
+}
+"""Column -> executor, quantization; the first runs on the reference backend."""
 GREEDY = SamplingParams(max_tokens=1, temperature=0.0)
 
 
@@ -56,9 +62,10 @@ WORKS = (
 )
 
 
-def make_runner(model_path: str, dtype: str, *, backend_name: str, executor: str) -> Runner:
+def make_runner(model_path: str, dtype: str, *, backend_name: str, executor: str, quantization: str) -> Runner:
     """A runner without warm-up."""
-    opened = open_model(ModelSettings(model=model_path, device="cpu", dtype=dtype, executor=executor))
+    settings = ModelSettings(model=model_path, device="cpu", dtype=dtype, executor=executor, quantization=quantization)
+    opened = open_model(settings)
     backend = select_backend(opened.device, backend_name)
     model, _ = opened.load(backend)
     block_size = CacheSettings().block_size
@@ -85,14 +92,16 @@ def step_of(work: Work) -> SchedulerOutput:
     return SchedulerOutput(scheduled, decodes, work.num_sequences * work.num_tokens)
 
 
-def best_ms(calls: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
+def best_ms(
+    calls: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, float]:
     """Fewest milliseconds of each call over alternating rounds."""
     best = dict.fromkeys(calls, float("inf"))
     for _ in range(rounds + 1):  # the first warms up, and may win
         for name, call in calls.items():
-            started = time.perf_counter()
+            started = clock()
             call()
-            best[name] = min(best[name], (time.perf_counter() - started) * 1e3)
+            best[name] = min(best[name], (clock() - started) * 1e3)
     return best
 
 
@@ -103,14 +112,18 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=1)
     parser.add_argument("--rounds", type=int, default=10)
     parser.add_argument("--dtype", default="bfloat16")
-    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS))
+    parser.add_argument("--variants", nargs="+", choices=VARIANTS, default=list(VARIANTS)[:3])
+    parser.add_argument("--cpu-time", action="store_true", help="of this thread: for --threads 1 on a busy machine")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
+    clock = time.thread_time if options.cpu_time else time.perf_counter
     model = options.model or _smollm2()
     make = partial(make_runner, model, options.dtype)
     runners = {
-        name: make(backend_name="reference" if name == "plain torch" else "cpu", executor=executor)
-        for name, executor in VARIANTS.items()
+        name: make(
+            backend_name="reference" if name == "plain torch" else "cpu", executor=executor, quantization=quantization
+        )
+        for name, (executor, quantization) in VARIANTS.items()
         if name in options.variants
     }
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
@@ -133,7 +146,9 @@ def main() -> None:
     table: dict[str, dict[str, float]] = {}
     for work in WORKS:
         step = step_of(work)
-        times = best_ms({name: partial(runner.execute, step) for name, runner in runners.items()}, options.rounds)
+        times = best_ms(
+            {name: partial(runner.execute, step) for name, runner in runners.items()}, options.rounds, clock
+        )
         table[work.name] = times
         ratio = next(iter(times.values())) / list(times.values())[-1]
         print(f"{work.name:38s}" + "".join(f"{times[name]:20.1f}" for name in runners) + f"{ratio:11.2f}x")

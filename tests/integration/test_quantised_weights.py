@@ -6,8 +6,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from pagefleet_kernels.cpu.program import CpuProgram
 from pagefleet_server.model_errors import ModelError, ModelRefused
 from pagefleet_server.models.executor import open_model
+from pagefleet_server.models.fused.decoder import FusedDecoder
 from pagefleet_server.runner.runner import Runner, build_runner
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
 from support.gguf_llama_file import tiny_llama_gguf
@@ -52,6 +54,9 @@ def test_a_files_own_scales_give_the_logits_of_the_dequantised_file(tmp_path: Pa
     assert own.model.executor == "fused"
     assert own.model.num_weight_bytes < 0.6 * whole.model.num_weight_bytes
     assert distance(logits(own, 1), logits(whole, 1)) < 1e-4
+    # As one call of the library, not as torch ops around its linears.
+    assert isinstance(own.model, FusedDecoder)
+    assert own.model._recorded is not None and isinstance(own.model._recorded.program, CpuProgram)
 
 
 @pytest.mark.parametrize("form", ["gguf", "q8_0", "q4_1"])
