@@ -142,7 +142,7 @@ async def measure(options: argparse.Namespace, record: Record, peers: list[Serve
     words = one_token_words(load_tokenizer(quantised_gguf()).tokenizer)
     seed = int(str(record.facts["seed"]))
     await machine.wait_quiet(options.quiet_wait)
-    rates = await asyncio.to_thread(floors.machine_rates, 5)
+    rates = await asyncio.to_thread(floors.machine_rates, 15)
     record.facts["reading memory"] = f"{rates.bytes_per_s / 1e9:.1f} GB/s"
     record.facts["bfloat16 product"] = f"{rates.flops_per_s / 1e9:.0f} GFLOP/s"
     for name in options.workloads.split(","):
