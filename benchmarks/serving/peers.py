@@ -56,7 +56,7 @@ def ours(name: str = "ours", flags: tuple[str, ...] = (), model: Path | None = N
     return Peer(name, command + common + threads + flags)
 
 
-def vllm(paths: Paths, model: Path) -> Peer:
+def vllm(paths: Paths, model: Path, dtype: str = "bfloat16") -> Peer:
     """vLLM with all cores for its threads (its default keeps one of two for itself) and the libraries it asks for."""
     folder = paths.folder
     preload = [*folder.glob("tcmalloc/usr/lib/*/libtcmalloc_minimal.so.4"), *folder.glob("vllm/lib/libiomp5.so")]
@@ -68,7 +68,7 @@ def vllm(paths: Paths, model: Path) -> Peer:
         "VLLM_NO_USAGE_STATS": "1",
         "PATH": f"{paths.folder / 'vllm' / 'bin'}:{os.environ['PATH']}",
     }
-    flags = ("--dtype", "bfloat16", "--max-model-len", "4096")
+    flags = ("--dtype", dtype, "--max-model-len", "4096")
     return Peer("vllm", command + flags, env=env, installed=paths.program("vllm", "vllm").exists())
 
 

@@ -34,11 +34,10 @@ START_SECONDS = 1500.0
 def vllm_serving(model: Path, log: Path) -> Iterator[str]:
     """vLLM on the same directory, in float32."""
     paths = needs("vllm", "vllm")
-    peer = vllm(paths, dtype="float32")
-    command = [str(model) if part == str(paths.model) else part for part in peer.command]
+    peer = vllm(paths, model, dtype="float32")
     port = free_port()
     flags = ("--max-logprobs", "20", "--enable-auto-tool-choice", "--tool-call-parser", "hermes")
-    peer = replace(peer, command=(*command, *flags))
+    peer = replace(peer, command=(*peer.command, *flags))
     env = {key: value for key, value in os.environ.items() if key not in ("PYTHONPATH", "OMP_NUM_THREADS")} | peer.env
     with log.open("wb") as output:
         process = subprocess.Popen(

@@ -50,7 +50,9 @@ def test_tokens_drawn_on_the_device_are_the_cpus(interpreter: Interpreter) -> No
 
 def test_captured_steps_give_the_eager_tokens(interpreter: Interpreter, tmp_path: Path) -> None:
     """A Triton program on buffers that stay, as a CUDA graph has it, with the backend's own bounds on length."""
-    captured, alone, replayed = interpreter.run(work.greedy_with_graphs, write_tiny(tmp_path, "gemma", num_hidden_layers=1))
+    captured, alone, replayed = interpreter.run(
+        work.greedy_with_graphs, write_tiny(tmp_path, "gemma", num_hidden_layers=1)
+    )
     assert captured == alone
     assert replayed == 4
 

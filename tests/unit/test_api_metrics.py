@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -89,7 +90,10 @@ def sample(metrics: Metrics, name: str, **labels: str) -> float:
 
 
 def gauges(**changes: int | float | None) -> Gauges:
-    idle = dict.fromkeys(Gauges.__struct_fields__, 0) | {"oldest_waiting_arrival": None, "num_accepted_by_place": []}
+    idle: dict[str, Any] = dict.fromkeys(Gauges.__struct_fields__, 0) | {
+        "oldest_waiting_arrival": None,
+        "num_accepted_by_place": [],
+    }
     return msgspec.convert({**idle, **changes}, Gauges)
 
 

@@ -1,5 +1,7 @@
 """What the scheduler puts into a step, by exact sequences."""
 
+from typing import Any
+
 import pytest
 
 from pagefleet_server.core.block_tables import BlockTables
@@ -331,9 +333,10 @@ def test_requests_that_nothing_moves_are_an_error_not_a_silence(monkeypatch: pyt
 
 @pytest.mark.parametrize("name", ["num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_waiting"])
 def test_limits_below_one_are_refused(name: str) -> None:
-    values = {"num_blocks": 1, "block_size": 1, "max_model_len": 1, "max_num_seqs": 1, "max_num_batched_tokens": 1}
+    least = ("num_blocks", "block_size", "max_model_len", "max_num_seqs", "max_num_batched_tokens")
+    values: dict[str, Any] = dict.fromkeys(least, 1) | {name: 0}
     with pytest.raises(ValueError, match=f"{name} is 0"):
-        SchedulerLimits(**{**values, name: 0})
+        SchedulerLimits(**values)
 
 
 def test_budget_below_the_sequences_is_refused() -> None:

@@ -1,5 +1,7 @@
 """Log-probabilities of prompts: each token once, in order, few rows per step, whatever happens on the way."""
 
+from typing import Any
+
 import pytest
 
 from pagefleet_server.core.sampling_params import SamplingParams
@@ -12,7 +14,8 @@ SCORED = SamplingParams(max_tokens=3, temperature=0.0, prompt_logprobs=0)
 
 
 def make_bench(**limits: int) -> Bench:
-    return Bench(make_limits(**{"num_blocks": 128, "max_model_len": 512, "max_num_batched_tokens": 256, **limits}))
+    values: dict[str, Any] = {"num_blocks": 128, "max_model_len": 512, "max_num_batched_tokens": 256, **limits}
+    return Bench(make_limits(**values))
 
 
 def add_scored(bench: Bench, request_id: str, prompt: list[int]) -> None:
