@@ -2,18 +2,16 @@
 
 import random
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import pytest
 
-from pagefleet_kernels.dispatch import select_backend
 from pagefleet_server.core.limits import SchedulerLimits
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.scheduler import Scheduler
 from pagefleet_server.core.step import TokenLogprobs
 from pagefleet_server.model_errors import ModelError
-from pagefleet_server.runner import runner as runner_module
 from pagefleet_server.runner.runner import Runner, build_runner
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, SchedulerSettings
 from support.evidence import write_evidence
@@ -165,11 +163,11 @@ def test_in_a_fork(runner: Runner, alone: list[Trace]) -> None:
     assert played.traces[::3] == alone
 
 
-def test_the_flag_for_it_is_refused_where_it_would_not_hold(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_flag_for_it_is_refused_where_it_would_not_hold(tmp_path: Path) -> None:
     model = ModelSettings(model=str(write_tiny_llama(tmp_path)), device="cpu", dtype="float32", deterministic=True)
     settings = EngineSettings(model=model, cache=CacheSettings(num_kv_blocks=40))
     assert build_runner(settings, quiet).linear_backend == "cpu"
-    monkeypatch.setattr(runner_module, "select_backend", lambda device: select_backend(device, "reference"))
+    settings = replace(settings, model=replace(model, attention_backend="reference"))
     with pytest.raises(ModelError, match="--deterministic: on cpu with attention by 'reference'"):
         build_runner(settings, quiet)
 

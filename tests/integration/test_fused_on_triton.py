@@ -43,8 +43,9 @@ def test_every_other_family_does(interpreter: Interpreter, tmp_path: Path, case:
 def test_tokens_drawn_on_the_device_are_the_cpus(interpreter: Interpreter) -> None:
     """Rows whose rules the device knows stay there; broken rows fail alone, with the same words."""
     there, here, num_plain = interpreter.run(work.drawn_both_ways, 601)
-    assert num_plain == 7
+    assert num_plain == 8
     assert there == here
+    assert len(there["further"]["6"]) == 2, "both guesses were right"
     assert set(there["failed"]) == {"8", "9"}
 
 

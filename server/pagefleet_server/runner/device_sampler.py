@@ -52,7 +52,8 @@ def sample_on_device(
         else:
             failed[request.request_id] = f"{NO_LOGITS}: they reach {peak}"
     for request in guessing:
-        further[request.request_id] = _behind_right_guesses(request, drawn[request.request_id])
+        if known := _behind_right_guesses(request, drawn[request.request_id]):
+            further[request.request_id] = known
     return StepResult(sampled=sampled, logprobs=result.logprobs, further=further, failed=failed)
 
 

@@ -40,7 +40,9 @@ def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest], grammars:
             if drawn.logprobs is not None:
                 logprobs[name] = drawn.logprobs
             if drafts and drawn.token_id == drafts[0]:
-                further[name] = _draw_further(rows[first + 1 : first + 1 + len(drafts)], request, drafts, grammars)
+                behind = rows[first + 1 : first + 1 + len(drafts)]
+                if tokens := _draw_further(behind, request, drafts, grammars):
+                    further[name] = tokens
         first += 1 + request.num_drafts
     assert first == len(rows), f"{len(rows)} rows of logits for {first} draws"
     return StepResult(sampled=sampled, logprobs=logprobs, further=further, failed=failed)
