@@ -1,8 +1,20 @@
 """The engine as a child process: start, wait with a bound, end."""
 
 import asyncio
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from typing import Self
+
+OPENMP_SPINS = 2000
+"""Turns that torch's OpenMP threads wait awake for their next piece of work: microseconds. By default they spin for
+milliseconds, on the core that the kernels' own threads need by then; asleep at once, every piece would wake them up."""
+
+
+def engine_environment(environ: Mapping[str, str]) -> dict[str, str]:
+    """The engine's environment: this process's, and OPENMP_SPINS unless how OpenMP waits is said there."""
+    if "GOMP_SPINCOUNT" in environ or "OMP_WAIT_POLICY" in environ:
+        return dict(environ)
+    return {**environ, "GOMP_SPINCOUNT": str(OPENMP_SPINS)}
 
 
 class EngineProcess:
@@ -15,7 +27,7 @@ class EngineProcess:
     async def spawn(cls, command: Sequence[str], *, inherit_fd: int) -> Self:
         """Start it with one extra descriptor, under the same number, and no stdin."""
         process = await asyncio.create_subprocess_exec(
-            *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=(inherit_fd,)
+            *command, stdin=asyncio.subprocess.DEVNULL, pass_fds=(inherit_fd,), env=engine_environment(os.environ)
         )
         return cls(process)
 
