@@ -88,6 +88,7 @@ def report(before: Counters, after: Counters, process: psutil.Process) -> dict[s
         "reconciles": max(after.buckets.values()) - max(before.buckets.values()),
         "reconcile p50 (ms)": quantile_ms(before, after, 0.5),
         "reconcile p95 (ms)": quantile_ms(before, after, 0.95),
+        "reconcile p99 (ms)": quantile_ms(before, after, 0.99),
         "CPU per reconcile (ms)": 1000
         * (after.cpu_seconds - before.cpu_seconds)
         / max(1.0, max(after.buckets.values()) - max(before.buckets.values())),
