@@ -249,6 +249,11 @@ class Generation:
         except EngineError as error:
             self._reason = "error"
             raise self._service.explain(error) from error
+        except asyncio.CancelledError:
+            # The engine knows; the rest has time: a gateway that goes takes hundreds of clients along in one instant.
+            choice.stream.close()
+            await self._service.turns.wait()
+            raise
 
     async def _follow_into(self, choice: Choice, queue: "Arrivals") -> None:
         try:
