@@ -81,7 +81,8 @@ async def test_an_engine_that_fails_on_everything_ends_with_the_reason() -> None
 
 async def test_the_api_tells_it_plain_and_streamed(tmp_path: Path) -> None:
     async with memory_server(tmp_path, "poison") as talk:
-        fine: dict[str, Any] = {"prompt": [3, 3], "max_tokens": 2, "ignore_eos": True}
+        fine: dict[str, Any] = {"prompt": [3, 3], "max_tokens": 2, "ignore_eos": True, "seed": 0}
+        assert until_poison([3, 3], 2)[1] == "fine"
         bad = fine | {"prompt": [3, POISON_TOKEN_ID]}
         status, answer = await talk.post("/v1/completions", **bad)
         assert (status, answer["error"]["code"]) == (500, "request_failed")
