@@ -32,7 +32,8 @@ sys.path[:0] = [str(ROOT / "kernels"), str(ROOT / "server"), str(ROOT)]
 
 import torch  # noqa: E402
 
-from benchmarks.gpu_e2e_stages import STAGES, Setting, StageFailedError, quiet_environment  # noqa: E402
+from benchmarks.gpu_e2e_setting import Setting, StageFailedError  # noqa: E402
+from benchmarks.gpu_e2e_stages import STAGES, quiet_environment  # noqa: E402
 
 BUDGET_SECONDS = 460.0
 """Stages that would start later are skipped; the one that runs then is ended."""

@@ -3,19 +3,13 @@
 import dataclasses
 import importlib.metadata
 import importlib.util
-import json
 import math
 import os
 import random
-import socket
-import subprocess
 import sys
 import tempfile
 import time
-import urllib.request
 from collections.abc import Callable, Mapping
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -23,42 +17,10 @@ from typing import Any
 import torch
 
 from benchmarks import gpu_models
+from benchmarks.gpu_e2e_server import server
+from benchmarks.gpu_e2e_setting import Facts, Setting, StageFailedError
 
-Facts = dict[str, Any]
 PACKAGES = ("torch", "triton", "transformers", "tokenizers", "safetensors", "numpy", "msgspec", "llguidance", "aiohttp")
-
-
-class StageFailedError(Exception):
-    """It ran, and what came out is wrong."""
-
-    def __init__(self, message: str, facts: Facts) -> None:
-        super().__init__(message)
-        self.facts = facts
-
-
-@dataclass(frozen=True, slots=True)
-class Setting:
-    """Where, and how much."""
-
-    device: str
-    """cuda or cpu."""
-    tiny: bool
-    """A model of a few thousand weights, and few requests: to try the script itself."""
-
-    @property
-    def dtype(self) -> str:
-        """Of the decode stages."""
-        return "bfloat16" if self.device == "cuda" else "float32"
-
-    @property
-    def large(self) -> dict[str, Any]:
-        """The model of the speed stages."""
-        return gpu_models.TINY if self.tiny else gpu_models.LLAMA_1B
-
-    @property
-    def small(self) -> dict[str, Any]:
-        """The model that is compared with transformers."""
-        return gpu_models.TINY if self.tiny else gpu_models.TWO_LAYERS
 
 
 def environment(setting: Setting) -> Facts:
@@ -204,46 +166,6 @@ def paged_against_static(setting: Setting) -> Facts:
     return facts
 
 
-def server(setting: Setting) -> Facts:
-    """The whole program: two processes, HTTP, streams in parallel."""
-    port, count, new = _free_port(), 4 if setting.tiny else 32, 8 if setting.tiny else 128
-    with tempfile.TemporaryDirectory() as folder:
-        path = gpu_models.write_config(Path(folder) / "model", setting.large)
-        command = [sys.executable, "-m", "pagefleet_server.main", "--model", str(path), "--load-format", "dummy"]
-        command += ["--device", setting.device, "--dtype", setting.dtype, "--port", str(port), "--drain-delay", "0"]
-        log_path = Path(folder) / "log"
-        with log_path.open("wb") as log:
-            began = time.perf_counter()
-            process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT)
-        try:
-            while not _answers(f"http://127.0.0.1:{port}/readyz"):
-                if process.poll() is not None or time.perf_counter() - began > 150:
-                    raise StageFailedError("the server did not become ready", {"log": _tail(log_path)})
-                time.sleep(0.1)
-            facts: Facts = {"ready_seconds": round(time.perf_counter() - began, 2)}
-
-            def ask(index: int) -> int:
-                body = {"model": "model", "prompt": f"Request {index}", "max_tokens": new, "ignore_eos": True}
-                answer = _post(f"http://127.0.0.1:{port}/v1/completions", {**body, "temperature": 0.0})
-                return int(answer["usage"]["completion_tokens"])
-
-            began = time.perf_counter()
-            with ThreadPoolExecutor(count) as pool:
-                tokens = sum(pool.map(ask, range(count)))
-            seconds = time.perf_counter() - began
-            facts |= {"requests": count, "output_tokens": tokens, "tokens_per_second": round(tokens / seconds, 1)}
-            if tokens != count * new:
-                raise StageFailedError("requests ended early", {**facts, "log": _tail(log_path)})
-            return facts
-        finally:
-            process.terminate()
-            try:
-                process.wait(timeout=20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
-
-
 STAGES: Mapping[str, Callable[[Setting], Facts]] = MappingProxyType(
     {
         "environment": environment,
@@ -380,32 +302,6 @@ def _generate(module: Any, prompt: list[int], new: int) -> list[int]:
     out = module.generate(ids, max_new_tokens=new, do_sample=False, eos_token_id=None, pad_token_id=0)
     tokens: list[int] = out[0, len(prompt) :].tolist()
     return tokens
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _answers(url: str) -> bool:
-    try:
-        with urllib.request.urlopen(url, timeout=5) as answer:
-            return bool(answer.status == 200)
-    except OSError:
-        return False
-
-
-def _post(url: str, body: Mapping[str, object]) -> dict[str, Any]:
-    data = json.dumps(body).encode()
-    request = urllib.request.Request(url, data=data, headers={"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=120) as answer:
-        result: dict[str, Any] = json.loads(answer.read())
-    return result
-
-
-def _tail(path: Path) -> str:
-    return path.read_text(errors="replace")[-4000:]
 
 
 def quiet_environment() -> dict[str, str]:

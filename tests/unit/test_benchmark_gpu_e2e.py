@@ -9,7 +9,8 @@ import pytest
 import torch
 
 from benchmarks import gpu_e2e, gpu_e2e_stages
-from benchmarks.gpu_e2e_stages import STAGES, Facts, Setting, StageFailedError
+from benchmarks.gpu_e2e_setting import Facts, Setting, StageFailedError
+from benchmarks.gpu_e2e_stages import STAGES
 
 SCRIPT = Path(gpu_e2e.__file__)
 TINY = Setting("cpu", tiny=True)
