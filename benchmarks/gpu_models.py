@@ -1,4 +1,4 @@
-"""Models for runs on a GPU without a download: configurations of a known shape, and a tokenizer of bytes."""
+"""Models that need no download: configurations of a known shape, and a tokenizer of bytes."""
 
 import json
 from pathlib import Path
@@ -22,7 +22,7 @@ LLAMA_1B: dict[str, Any] = {
     "bos_token_id": 0,
     "eos_token_id": 1,
     "initializer_range": 0.02,
-    "torch_dtype": "bfloat16",
+    "dtype": "bfloat16",
 }
 """The shape of Llama 3.2 1B: 1.24 billion weights."""
 TWO_LAYERS: dict[str, Any] = {
@@ -36,7 +36,7 @@ TWO_LAYERS: dict[str, Any] = {
     "max_position_embeddings": 2048,
     "tie_word_embeddings": False,
     "initializer_range": 0.2,
-    "torch_dtype": "float32",
+    "dtype": "float32",
 }
 """Two layers; large weights, so that greedy choices are not ties."""
 TINY: dict[str, Any] = {
@@ -72,7 +72,7 @@ def write_weights(path: Path, config: dict[str, Any], seed: int = 0) -> Path:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     write_config(path, config)
-    kept = {key: value for key, value in config.items() if key not in ("architectures", "model_type", "torch_dtype")}
+    kept = {key: value for key, value in config.items() if key not in ("architectures", "model_type", "dtype")}
     torch.manual_seed(seed)
     LlamaForCausalLM(LlamaConfig(**kept)).to(torch.float32).save_pretrained(path)  # type: ignore[arg-type]
     return path

@@ -15,30 +15,14 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from benchmarks.gpu_models import LLAMA_1B
 from benchmarks.serving.paths import quantised_gguf
 from pagefleet_server.models.loading import load_model
 from pagefleet_server.settings import ModelSettings
 from pagefleet_server.tokenizer import LoadedTokenizer, load_tokenizer
 
-ONE_BILLION_CONFIG: dict[str, Any] = {
-    "architectures": ["LlamaForCausalLM"],
-    "model_type": "llama",
-    "dtype": "bfloat16",
-    "vocab_size": 49152,
-    "hidden_size": 2048,
-    "intermediate_size": 8192,
-    "num_hidden_layers": 16,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "head_dim": 64,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "hidden_act": "silu",
-    "tie_word_embeddings": True,
-    "attention_bias": False,
-    "mlp_bias": False,
-}
+ONE_BILLION_CONFIG: dict[str, Any] = {**LLAMA_1B, "vocab_size": 49152}
+"""The shape of Llama 3.2 1B with SmolLM2's vocabulary; its end and start tokens are the tokenizer's."""
 
 
 def export(target: Path, dtype: str = "bfloat16", *, endless: bool = False) -> None:
