@@ -1,13 +1,16 @@
 """Our direct reader of Llama files against what was written, and against transformers' reader."""
 
+import os
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 
-from pagefleet_server.gguf_metadata import read_gguf_metadata
+from pagefleet_server.gguf_metadata import GGUFTensor, read_gguf_metadata
+from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models import loading
-from pagefleet_server.models.gguf_llama import llama_config
+from pagefleet_server.models.gguf_llama import LlamaTensors, llama_config
 from pagefleet_server.models.loading import load_model
 from pagefleet_server.models.paged_model import PagedModel
 from pagefleet_server.settings import ModelSettings
@@ -67,3 +70,34 @@ def test_file_with_more_than_we_understand_goes_through_transformers(tmp_path: P
     path = tmp_path / "m.gguf"
     path.write_bytes(gguf([("general.architecture", 8, text("llama")), (key, 4, b"\2\0\0\0")]))
     assert llama_config(read_gguf_metadata(path)) is None
+
+
+@pytest.mark.parametrize("kind", [9, 41])  # without a reader in the gguf package; 41 in older ones without a name, too
+def test_a_type_that_nobody_reads_is_refused_by_its_tensor(tmp_path: Path, kind: int) -> None:
+    metadata = read_gguf_metadata(tiny_llama_gguf(tmp_path / "m.gguf", tied=True)[0])
+    place = metadata.tensors["token_embd.weight"]
+    damaged = replace(
+        metadata, tensors={**metadata.tensors, "token_embd.weight": GGUFTensor((128, 32), kind, place.offset)}
+    )
+    with pytest.raises(ModelError, match=f"token_embd.weight of ggml type {kind} cannot be read.*another quantisation"):
+        LlamaTensors(damaged).read("model.embed_tokens.weight", torch.float32)
+
+
+def test_a_file_cut_after_its_metadata_were_read_is_refused(tmp_path: Path) -> None:
+    path, _ = tiny_llama_gguf(tmp_path / "m.gguf", tied=True, kind="Q8_0")
+    tensors = LlamaTensors(read_gguf_metadata(path))
+    os.truncate(path, path.stat().st_size // 2)
+    cut = [name for name in tensors.shapes() if name.startswith("model.layers.1.mlp.")]
+    assert cut
+    for name in cut:
+        with pytest.raises(ModelError, match=r"ends within tensor blk\.1\..*fetch it again"):
+            tensors.read(name, torch.float32)
+        with pytest.raises(ModelError, match=r"ends within tensor blk\.1\..*fetch it again"):
+            tensors.read_grouped(name)
+
+
+def test_a_matrix_without_scales_is_not_read_for_them(tmp_path: Path) -> None:
+    path, _ = tiny_llama_gguf(tmp_path / "m.gguf", tied=True, kind="F16")
+    tensors = LlamaTensors(read_gguf_metadata(path))
+    path.unlink()
+    assert tensors.read_grouped("model.embed_tokens.weight") is None

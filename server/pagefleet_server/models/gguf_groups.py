@@ -5,6 +5,7 @@ from collections.abc import Callable, Mapping
 import torch
 
 from pagefleet_kernels.grouped import GroupedWeight
+from pagefleet_server.gguf_metadata import TENSOR_BLOCKS
 from pagefleet_server.models.gguf_blocks import Blocks, fifth_bits, half, nibbles, parts, scales_and_minimums
 
 _UNSIGNED, _SIGNED = tuple(range(16)), tuple(range(-8, 8))
@@ -20,8 +21,8 @@ def grouped_weight(kind: int, raw: torch.Tensor, rows: int) -> GroupedWeight | N
     found = _FORMATS.get(kind)
     if found is None:
         return None
-    num_bytes, split = found
-    codes, levels, scales, minimums = split(raw.view(-1, num_bytes))
+    _, block_bytes = TENSOR_BLOCKS[kind]
+    codes, levels, scales, minimums = found[1](raw.view(-1, block_bytes))
     return GroupedWeight(
         codes=codes.reshape(rows, -1),
         levels=levels,
@@ -32,7 +33,8 @@ def grouped_weight(kind: int, raw: torch.Tensor, rows: int) -> GroupedWeight | N
 
 def bytes_per_weight(kind: int) -> float | None:
     """Of such a tensor in the kernels' layout; None for a type that grouped_weight does not take."""
-    return _BYTES.get(kind)
+    found = _FORMATS.get(kind)
+    return None if found is None else found[0]
 
 
 def _stored(b: Blocks, at: int) -> torch.Tensor:
@@ -91,27 +93,15 @@ def _q6_k(b: Blocks) -> _Groups:
     return (low | (high << 4)).to(torch.int8) - 32, None, scales, None
 
 
-_FORMATS: Mapping[int, tuple[int, Callable[[Blocks], _Groups]]] = {
-    2: (18, _q4_0),
-    3: (20, _q4_1),
-    6: (22, _q5_0),
-    7: (24, _q5_1),
-    8: (34, _q8_0),
-    12: (144, _q4_k),
-    13: (176, _q5_k),
-    14: (210, _q6_k),
-    20: (18, _iq4_nl),
+_FORMATS: Mapping[int, tuple[float, Callable[[Blocks], _Groups]]] = {
+    2: (0.5 + 2 / 32, _q4_0),
+    3: (0.5 + 4 / 32, _q4_1),
+    6: (1.0 + 2 / 32, _q5_0),
+    7: (1.0 + 4 / 32, _q5_1),
+    8: (1.0 + 2 / 32, _q8_0),
+    12: (0.5 + 8 / 32, _q4_k),
+    13: (1.0 + 8 / 32, _q5_k),
+    14: (1.0 + 4 / 16, _q6_k),
+    20: (0.5 + 2 / 32, _iq4_nl),
 }
-"""ggml type -> bytes of a block, and its format."""
-_BYTES: Mapping[int, float] = {
-    2: 0.5 + 2 / 32,
-    3: 0.5 + 4 / 32,
-    6: 1.0 + 2 / 32,
-    7: 1.0 + 4 / 32,
-    8: 1.0 + 2 / 32,
-    12: 0.5 + 8 / 32,
-    13: 1.0 + 8 / 32,
-    14: 1.0 + 4 / 16,
-    20: 0.5 + 2 / 32,
-}
-"""ggml type -> bytes of a weight, its part of scale and minimum included."""
+"""ggml type -> bytes of a weight in the kernels' layout, its part of scale and minimum included; and its format."""

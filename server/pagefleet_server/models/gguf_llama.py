@@ -3,6 +3,7 @@
 Only files whose every key and tensor is understood come this way; anything else goes through transformers.
 """
 
+import math
 import mmap
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, cast
@@ -14,7 +15,7 @@ from pagefleet_kernels.grouped import GroupedWeight
 from pagefleet_server.gguf_metadata import TENSOR_BLOCKS, GGUFMetadata, GGUFTensor
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.gguf_blocks import dequantize
-from pagefleet_server.models.gguf_groups import grouped_weight
+from pagefleet_server.models.gguf_groups import bytes_per_weight, grouped_weight
 
 if TYPE_CHECKING:
     from transformers import LlamaConfig
@@ -146,15 +147,13 @@ class LlamaTensors:
         """A matrix in its own scales, in transformers' order of rows; None for a type without them."""
         name = self._names[module]
         tensor = self._metadata.tensors[name]
-        per_block, block_bytes = TENSOR_BLOCKS[tensor.kind]
-        if len(tensor.dims) != 2:
+        if len(tensor.dims) != 2 or bytes_per_weight(tensor.kind) is None:
             return None
-        num_bytes = tensor.dims[0] * tensor.dims[1] // per_block * block_bytes
-        raw = torch.empty(num_bytes, dtype=torch.uint8)
+        raw = torch.empty(_num_bytes(tensor), dtype=torch.uint8)
         with self._metadata.path.open("rb") as file:
             file.seek(tensor.offset)
-            if file.readinto(memoryview(raw.numpy())) != num_bytes:  # type: ignore[arg-type]
-                raise ModelError(f"{self._metadata.path}: ends within tensor {name}; fetch it again")
+            if file.readinto(memoryview(raw.numpy())) != len(raw):  # type: ignore[arg-type]
+                raise _ends_within(name, self._metadata)
         weight = grouped_weight(tensor.kind, raw, tensor.dims[1])
         return None if weight is None else weight.map(lambda part: self._in_order(name, part))
 
@@ -181,32 +180,46 @@ def _names(num_layers: int) -> Mapping[str, str]:
 def _read(data: mmap.mmap, tensor: GGUFTensor, name: str, metadata: GGUFMetadata, dtype: torch.dtype) -> torch.Tensor:
     """In torch's order of dimensions. Some thousand blocks at a time: fresh memory costs more than the arithmetic."""
     per_block, block_bytes = TENSOR_BLOCKS[tensor.kind]
+    if tensor.offset + _num_bytes(tensor) > len(data):
+        raise _ends_within(name, metadata)
     weight = torch.empty(tensor.dims[::-1], dtype=dtype)
     flat = weight.view(-1)
     chunk = CHUNK_ELEMENTS // per_block
-    try:
-        for first in range(0, flat.shape[0] // per_block, chunk):
-            blocks = min(chunk, flat.shape[0] // per_block - first)
-            start = tensor.offset + first * block_bytes
-            raw = torch.frombuffer(bytearray(data[start : start + blocks * block_bytes]), dtype=torch.uint8)
-            values = dequantize(tensor.kind, raw)
-            if values is None:
-                values = _dequantize_rare(tensor.kind, raw.view(-1, block_bytes))
-            flat[first * per_block : (first + blocks) * per_block] = values.view(-1)
-    except (ValueError, RuntimeError, NotImplementedError) as error:
-        raise ModelError(
-            f"{metadata.path}: tensor {name} of ggml type {tensor.kind} cannot be read: {str(error)[:200]}; fetch the "
-            "model in another quantisation"
-        ) from error
+    for first in range(0, flat.shape[0] // per_block, chunk):
+        blocks = min(chunk, flat.shape[0] // per_block - first)
+        start = tensor.offset + first * block_bytes
+        raw = torch.frombuffer(bytearray(data[start : start + blocks * block_bytes]), dtype=torch.uint8)
+        values = dequantize(tensor.kind, raw)
+        if values is None:
+            values = _dequantize_rare(raw.view(-1, block_bytes), tensor.kind, name, metadata)
+        flat[first * per_block : (first + blocks) * per_block] = values.view(-1)
     return weight
 
 
-def _dequantize_rare(kind: int, blocks: torch.Tensor) -> torch.Tensor:
-    """Types that few files have: uint8 [N, bytes of a block] -> float32, by the gguf package, which is slower."""
+def _num_bytes(tensor: GGUFTensor) -> int:
+    per_block, block_bytes = TENSOR_BLOCKS[tensor.kind]
+    return math.prod(tensor.dims) // per_block * block_bytes
+
+
+def _ends_within(name: str, metadata: GGUFMetadata) -> ModelError:
+    """The file was whole when its metadata were read."""
+    return ModelError(f"{metadata.path}: ends within tensor {name}; fetch it again")
+
+
+def _dequantize_rare(blocks: torch.Tensor, kind: int, name: str, metadata: GGUFMetadata) -> torch.Tensor:
+    """Types that few files have: uint8 [N, bytes of a block] -> float32, by the gguf package, which is slower. Raises
+    ModelError for a type that it does not read."""
     from gguf import GGMLQuantizationType
     from gguf.quants import dequantize as dequantize_slowly
 
-    return torch.from_numpy(np.array(dequantize_slowly(blocks.numpy(), GGMLQuantizationType(kind)), dtype=np.float32))
+    try:
+        values = dequantize_slowly(blocks.numpy(), GGMLQuantizationType(kind))
+    except (ValueError, NotImplementedError) as error:  # no such type there; or no way to read it
+        raise ModelError(
+            f"{metadata.path}: tensor {name} of ggml type {kind} cannot be read: {str(error)[:200]}; fetch the "
+            "model in another quantisation"
+        ) from error
+    return torch.from_numpy(np.array(values, dtype=np.float32))
 
 
 def _unpermute(weight: torch.Tensor, num_heads: int) -> torch.Tensor:
