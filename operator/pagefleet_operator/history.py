@@ -56,7 +56,7 @@ class History:
     saturation_running: float | None = None
     """Requests that one replica runs while its queue is not empty; None until a queue was seen."""
     turnover_seconds: float | None = None
-    """How long a request runs, learnt while nothing waits."""
+    """How long a request runs, learnt while nothing waits, or once every replica was full for a minute."""
     standing: Standing = field(default_factory=Standing)
     """What load has done, as far as it says how many replicas must stand ready."""
 
