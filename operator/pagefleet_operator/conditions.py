@@ -6,7 +6,6 @@ from typing import Any
 
 from pagefleet_operator.autoscale import Decision
 from pagefleet_operator.errors import shorten
-from pagefleet_operator.fleet import PodState
 from pagefleet_operator.latency import Latencies
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.plan import Observed, Plan
@@ -281,8 +280,3 @@ def worst_reason(verdicts: list[Verdict]) -> str:
         if verdict is not None and verdict.status is not good and verdict.reason != "TooFewReplicas":
             return verdict.reason
     return by_type["Progressing"].reason if by_type["Progressing"].status else by_type["Available"].reason
-
-
-def pod_states(observed: Observed) -> dict[str, PodState]:
-    """State of every pod by name."""
-    return {pod.name: observed.pod_state(pod) for pod in observed.pods}

@@ -6,7 +6,6 @@ from typing import Any
 
 from pagefleet_operator import names
 from pagefleet_operator.names import ObjectKey
-from pagefleet_operator.resources import CHILDREN
 
 Body = Mapping[str, Any]
 
@@ -17,7 +16,6 @@ POD = "Pod"
 REPLICA_SET = "ReplicaSet"
 OWNED_KINDS = (POD, REPLICA_SET)
 """Kinds of which one LLMDeployment has many; they are found by their label."""
-CHILD_KINDS = tuple(CHILDREN)
 
 
 def key_of(body: Body) -> ObjectKey:

@@ -68,7 +68,6 @@ class EngineClient:
         self._streams: dict[str, RequestStream] = {}
         self._step_observers: list[Callable[[StepDone], None]] = []
         self._output_observers: list[Callable[[RequestOutput, float], None]] = []
-        self._starting_observers: list[Callable[[Starting], None]] = []
         self._ids = itertools.count()
         self._num_sent = 0
         self._failed_reason: str | None = None
@@ -161,10 +160,6 @@ class EngineClient:
         """Call it with every output and its step's time, right before its stream gets it. What costs time for each
         output belongs here: hundreds of them do not come in one turn of the event loop."""
         self._output_observers.append(observer)
-
-    def observe_starting(self, observer: Callable[[Starting], None]) -> None:
-        """Call it with each piece of progress of the start-up."""
-        self._starting_observers.append(observer)
 
     def submit(
         self,
@@ -285,8 +280,6 @@ class EngineClient:
             case Starting():
                 self.starting = message
                 self.loading = message if message.total_bytes else self.loading
-                for starting_observer in self._starting_observers:
-                    starting_observer(message)
             case Ready():
                 self.ready = message
                 self._changed.set()
