@@ -81,20 +81,17 @@ async def find_children(api: Api, store: Store, llmd: LLMDeployment, kinds: Iter
 def targets(store: Store) -> list[Target]:
     """Every ready pod of ours, and those that may be downloading their model."""
     found: list[Target] = []
-    for key in store.keys(POD):
-        body = store.get(POD, key)
-        pod = parse_pod(body) if body is not None else None
-        owner = owner_of(body) if body is not None else None
-        if body is None or pod is None or pod.ip is None or owner is None or not is_replica(store, body, owner):
+    for body in store.bodies(POD):
+        pod, owner = parse_pod(body), owner_of(body)
+        if pod.ip is None or owner is None or not is_replica(store, body, owner):
             continue
-        if pod.state is PodState.READY or (pod.state is PodState.STARTING and _is_of_hub(store, body)):
+        if pod.state is PodState.READY or (pod.state is PodState.STARTING and _is_of_hub(store, owner)):
             found.append(Target(pod.uid, pod.ip, is_ready=pod.state is PodState.READY))
     return found
 
 
-def _is_of_hub(store: Store, pod: Mapping[str, Any]) -> bool:
-    owner = owner_of(pod)
-    body = store.get(LLMDEPLOYMENT, owner) if owner is not None else None
+def _is_of_hub(store: Store, key: ObjectKey) -> bool:
+    body = store.get(LLMDEPLOYMENT, key)
     source = ((body or {}).get("spec") or {}).get("model", {}).get("source")
     return isinstance(source, str) and source.startswith(HUB)
 
