@@ -43,11 +43,21 @@ def run(script: str, folder: Path, *, seconds: float) -> str:
         code = process.wait(seconds)
         assert code == 0, f"exit {code}\n{log.read_text()[-4000:]}"
     finally:
-        for number in (signal.SIGTERM, signal.SIGKILL):
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, number)
-                time.sleep(5)
+        end_group(process, seconds=5)
     return log.read_text()
+
+
+def end_group(leader: subprocess.Popen[bytes], *, seconds: float) -> None:
+    """SIGTERM, and SIGKILL to what is still there after so long. Returns when the leader is reaped."""
+    with contextlib.suppress(ProcessLookupError):
+        os.killpg(leader.pid, signal.SIGTERM)
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            leader.poll()  # a zombie would keep the group
+            os.killpg(leader.pid, 0)
+            time.sleep(0.05)
+        os.killpg(leader.pid, signal.SIGKILL)
+    leader.wait()
 
 
 def test_the_quickstart_on_a_laptop(tmp_path: Path) -> None:

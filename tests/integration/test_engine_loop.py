@@ -3,7 +3,7 @@
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 
 import msgspec
@@ -23,16 +23,19 @@ DEADLINE_SECONDS = 30.0
 
 
 class NoGuard:
-    """A stall guard that only counts."""
+    """A stall guard that only tells what the loop does."""
 
     def __init__(self) -> None:
         self.num_steps = 0
+        self.rests = threading.Event()
+        """The loop has taken steps, and waits."""
 
     def step_begins(self) -> None:
         self.num_steps += 1
 
     def idle(self) -> None:
-        pass
+        if self.num_steps:
+            self.rests.set()
 
 
 class Peer:
@@ -97,18 +100,12 @@ def running_loop() -> Iterator[Running]:
         assert not running.thread.is_alive()
 
 
-def wait_for(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + DEADLINE_SECONDS
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
-
-
 def test_loop_pauses_for_a_reader_that_is_slow_and_loses_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(channel_module, "MAX_UNSENT_BYTES", 2048)
     with running_loop() as running:
         running.peer.send(AddRequests(["a"], make_prompt(5), [make_sampling(400)], 0.0))
-        wait_for(lambda: running.channel.is_congested)
+        assert running.guard.rests.wait(DEADLINE_SECONDS)
+        assert running.channel.is_congested
         assert running.guard.num_steps < 400
         tokens: list[int] = []
         while len(tokens) < 400:
