@@ -123,8 +123,8 @@ class EventStream:
 
     async def send(self, events: bytes) -> None:
         """Raises TimeoutError when the client takes nothing, ConnectionError when it is gone."""
-        self._num_writes += 1
-        if self.response.prepared and not self._lock.locked() and self._has_room_for(events):
+        if self.started and not self._lock.locked() and self._has_room_for(events):
+            self._num_writes += 1
             await self.response.write(events)  # cannot wait, so it needs neither lock nor deadline, which cost as much
         else:
             await self._write(events)

@@ -46,9 +46,8 @@ async def _encode(loaded: Loaded, body: CompletionBody, prompt: str | list[int])
             prompt, add_special_tokens=body.add_special_tokens, max_model_len=loaded.ready.max_model_len
         )
         return ids, prompt if body.echo else None
-    check_room(
-        len(prompt), max_model_len=loaded.ready.max_model_len
-    )  # first: looking at each of a million ids takes long
+    # First: looking at each of a million ids takes long.
+    check_room(len(prompt), max_model_len=loaded.ready.max_model_len)
     check_token_ids(prompt, loaded.ready.vocab_size)
     if not body.echo:
         return prompt, None

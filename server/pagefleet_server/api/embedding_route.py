@@ -79,16 +79,15 @@ async def _run(
 async def _token_ids(loaded: Loaded, body: EmbeddingBody, item: str | list[int]) -> list[int]:
     """Raises BadRequestError for an input without tokens, or with too many."""
     most = loaded.ready.max_model_len
-    if isinstance(item, str):
-        least = -(-len(item.encode()) // loaded.text.max_token_bytes)
-        if least > most:
-            check_fits(least, max_model_len=most, what="at least ")
-        ids = await loaded.text.encode_any(item, add_special_tokens=body.add_special_tokens)
-    else:
-        ids = item
-    check_fits(len(ids), max_model_len=most)
     if not isinstance(item, str):
-        check_token_ids(ids, loaded.ready.vocab_size)
+        check_fits(len(item), max_model_len=most)  # first: looking at each of a million ids takes long
+        check_token_ids(item, loaded.ready.vocab_size)
+        return item
+    least = -(-len(item.encode()) // loaded.text.max_token_bytes)
+    if least > most:
+        check_fits(least, max_model_len=most, what="at least ")
+    ids = await loaded.text.encode_any(item, add_special_tokens=body.add_special_tokens)
+    check_fits(len(ids), max_model_len=most)
     return ids
 
 

@@ -250,8 +250,8 @@ class Generation:
             self._reason = "error"
             raise self._service.explain(error) from error
         except asyncio.CancelledError:
-            # The engine knows; the rest has time: a gateway that goes takes hundreds of clients along in one instant.
-            choice.stream.close()
+            # The stream has told the engine; the rest has time: a gateway that goes takes hundreds of clients along in
+            # one instant.
             await self._service.turns.wait()
             raise
 
