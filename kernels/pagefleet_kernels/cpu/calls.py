@@ -79,19 +79,10 @@ class LinearCall(ctypes.Structure):
 
 
 class GroupedLinearCall(ctypes.Structure):
-    """src/linear_q.h, field by field."""
+    """src/grouped_layout.h, field by field."""
 
     _fields_ = (
-        ("x", _P),
-        ("out", _P),
-        ("weight", _P),
-        ("bias", _P),
-        ("x_row_stride", _I64),
-        ("num_rows", _I32),
-        ("in_features", _I32),
-        ("out_features", _I32),
-        ("num_threads", _I32),
-        ("wide_out", _I32),
+        ("linear", LinearCall),
         ("group", _I32),
         ("bits", _I32),
         ("wide_scales", _I32),
@@ -101,7 +92,7 @@ class GroupedLinearCall(ctypes.Structure):
 
 
 class PackGroupedCall(ctypes.Structure):
-    """src/linear_q.h, field by field."""
+    """src/grouped_layout.h, field by field."""
 
     _fields_ = (
         ("codes", _P),

@@ -1,12 +1,14 @@
 """Linears by the library's own kernel (src/linear.h): a row has the same bits whatever stands beside it."""
 
 import ctypes
+from abc import ABC, abstractmethod
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import ClassVar
 
 import torch
 
-from pagefleet_kernels.cpu.calls import DTYPE_CODES, LinearCall
+from pagefleet_kernels.cpu.calls import DTYPE_CODES, GroupedLinearCall, LinearCall
 from pagefleet_kernels.cpu.library import Library
 from pagefleet_kernels.errors import KernelArgumentError
 
@@ -15,24 +17,65 @@ PANEL_OUTPUTS = 64
 
 
 @dataclass(frozen=True, slots=True)
-class PackedLinear:
-    """x [..., K] in the weight's dtype -> x @ weight.T + bias, [..., N], in out_dtype."""
+class RowLinear(ABC):
+    """x [..., K] in dtype -> x @ weight.T + bias, [..., N], in out_dtype, by one function of the library."""
+
+    FUNCTION: ClassVar[str]
 
     library: Library
     packed: torch.Tensor
-    """[ceil(N / 64) * 64 * K] in the library's layout."""
+    """The weight in the library's layout."""
     bias: torch.Tensor | None
     in_features: int
     out_features: int
     num_threads: Callable[[], int]
     """Threads that a call uses at most."""
+    dtype: torch.dtype
+    """Of x."""
     out_dtype: torch.dtype
-    """The weight's, or float32: the sums as they are, not rounded."""
+    """dtype, or float32: the sums as they are, not rounded."""
 
-    @property
-    def dtype(self) -> torch.dtype:
-        """Of x."""
-        return self.packed.dtype
+    @abstractmethod
+    def call(
+        self, x: torch.Tensor, out: torch.Tensor, *, num_rows: int = 0, num_threads: int = 0
+    ) -> LinearCall | GroupedLinearCall:
+        """FUNCTION's argument: rows of x [R, K], last dimension contiguous, into out [R, N], contiguous."""
+
+    def _linear_call(self, x: torch.Tensor, out: torch.Tensor, num_rows: int, num_threads: int) -> LinearCall:
+        return LinearCall(
+            x=x.data_ptr(),
+            out=out.data_ptr(),
+            weight=self.packed.data_ptr(),
+            bias=None if self.bias is None else self.bias.data_ptr(),
+            x_row_stride=x.stride(0),
+            num_rows=num_rows,
+            in_features=self.in_features,
+            out_features=self.out_features,
+            num_threads=num_threads,
+            wide_out=int(self.out_dtype == torch.float32),
+        )
+
+    def __call__(self, x: torch.Tensor) -> torch.Tensor:
+        """Raises KernelArgumentError for another width or dtype than it was packed for."""
+        if x.shape[-1] != self.in_features or x.dtype != self.dtype or x.device.type != "cpu":
+            raise KernelArgumentError(
+                f"x is {tuple(x.shape)} {x.dtype} on {x.device}; it must be [..., {self.in_features}] "
+                f"{self.dtype} on the CPU"
+            )
+        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
+        if rows.stride(1) != 1:
+            rows = rows.contiguous()
+        out = torch.empty(rows.shape[0], self.out_features, dtype=self.out_dtype)
+        call = self.call(rows, out, num_rows=rows.shape[0], num_threads=self.num_threads())
+        self.library.call(self.FUNCTION, ctypes.byref(call), DTYPE_CODES[x.dtype])
+        return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)
+
+
+@dataclass(frozen=True, slots=True)
+class PackedLinear(RowLinear):
+    """With a weight in dtype."""
+
+    FUNCTION = "pagefleet_linear"
 
     @classmethod
     def pack(
@@ -69,33 +112,10 @@ class PackedLinear:
             code,
         )
         own_bias = None if bias is None else bias.detach().clone().contiguous()
-        return cls(library, packed, own_bias, in_features, out_features, num_threads, out_dtype)
-
-    def call(self, x: torch.Tensor, out: torch.Tensor) -> LinearCall:
-        """Of all rows of x [R, K], last dimension contiguous, into out [R, N], contiguous; rows and threads are 0."""
-        return LinearCall(
-            x=x.data_ptr(),
-            out=out.data_ptr(),
-            weight=self.packed.data_ptr(),
-            bias=None if self.bias is None else self.bias.data_ptr(),
-            x_row_stride=x.stride(0),
-            in_features=self.in_features,
-            out_features=self.out_features,
-            wide_out=int(self.out_dtype == torch.float32),
+        return cls(
+            library, packed, own_bias, in_features, out_features, num_threads, dtype=weight.dtype, out_dtype=out_dtype
         )
 
-    def __call__(self, x: torch.Tensor) -> torch.Tensor:
-        """Raises KernelArgumentError for another width or dtype than the weight's."""
-        if x.shape[-1] != self.in_features or x.dtype != self.packed.dtype or x.device.type != "cpu":
-            raise KernelArgumentError(
-                f"x is {tuple(x.shape)} {x.dtype} on {x.device}; it must be [..., {self.in_features}] "
-                f"{self.packed.dtype} on the CPU"
-            )
-        rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
-        if rows.stride(1) != 1:
-            rows = rows.contiguous()
-        out = torch.empty(rows.shape[0], self.out_features, dtype=self.out_dtype)
-        call = self.call(rows, out)
-        call.num_rows, call.num_threads = rows.shape[0], self.num_threads()
-        self.library.call("pagefleet_linear", ctypes.byref(call), DTYPE_CODES[x.dtype])
-        return out if x.dim() == 2 else out.view(*x.shape[:-1], self.out_features)
+    def call(self, x: torch.Tensor, out: torch.Tensor, *, num_rows: int = 0, num_threads: int = 0) -> LinearCall:
+        """As RowLinear."""
+        return self._linear_call(x, out, num_rows, num_threads)

@@ -6,6 +6,7 @@ numpy's view of their memory: a step costs some ten microseconds of Python, what
 
 import ctypes
 from collections.abc import Callable, Mapping
+from types import MappingProxyType
 
 import numpy as np
 import torch
@@ -27,8 +28,7 @@ from pagefleet_kernels.cpu.calls import (
     WriteCall,
 )
 from pagefleet_kernels.cpu.library import Library
-from pagefleet_kernels.cpu.linear import PackedLinear
-from pagefleet_kernels.cpu.linear_grouped import GroupedLinear
+from pagefleet_kernels.cpu.linear import RowLinear
 from pagefleet_kernels.cpu.row_ops import ACTIVATIONS, check_rope
 from pagefleet_kernels.errors import BackendUnavailable
 
@@ -58,7 +58,7 @@ class CpuProgram:
 
     def linear(self, linear: LinearFunction, x: torch.Tensor, out: torch.Tensor) -> None:
         """out [R, N] = linear(x [R, K]). Raises BackendUnavailable for a linear that is not the library's own."""
-        if not isinstance(linear, PackedLinear | GroupedLinear) or linear.dtype != self._dtype:
+        if not isinstance(linear, RowLinear) or linear.dtype != self._dtype:
             raise BackendUnavailable("a linear is not laid out for the library")
         self._check("x", x, linear.in_features)
         self._check("out", out, linear.out_features, whole=True)
@@ -268,6 +268,10 @@ class CpuProgram:
             raise refuse(name, f"strided {tensor.stride()}", "contiguous")
 
 
+_COMMON: Mapping[type[ctypes.Structure], str] = MappingProxyType({RopeCall: "write", GroupedLinearCall: "linear"})
+"""Calls that hold another one, and where."""
+
+
 class _Frozen:
     """The calls in arrays, one a kind, and the ops that point into them."""
 
@@ -291,8 +295,8 @@ class _Frozen:
         """Everything that differs between steps; the tensors must live until the run is over."""
         num_rows = positions.shape[0]
         for kind, view in self._views.items():
-            rows = view["write"]["num_tokens"] if kind is RopeCall else view["num_rows"]
-            threads = view["write"]["num_threads"] if kind is RopeCall else view["num_threads"]
+            common = view[_COMMON[kind]] if kind in _COMMON else view
+            rows, threads = common["num_tokens" if kind is RopeCall else "num_rows"], common["num_threads"]
             rows[:] = num_rows
             threads[:] = num_threads
         if RopeCall in self._views:

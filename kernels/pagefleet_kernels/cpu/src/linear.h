@@ -132,37 +132,42 @@ inline void linear_rows(const LinearCall& call, const uint32_t* panel, const uin
     }
 }
 
-template <class T>
-void linear(const LinearCall& call) {
-    constexpr int64_t kWorthAThread = 1 << 19;  // multiply-adds
+// run_panel(panel, first_row, last_row) for all panels and rows, each once. A unit of work is a run of panels; those that
+// are left when every thread has got as many are cut by rows, a part a thread.
+template <class Run>
+inline void run_panels(int threads, int num_panels, int num_rows, const Run& run_panel) {
     constexpr int kUnitsPerThread = 8;
-    const int num_panels = (call.out_features + kPanel - 1) / kPanel;
-    const size_t panel_words = static_cast<size_t>(call.in_features) / Element<T>::per_word * kPanel;
-    const int64_t work = static_cast<int64_t>(call.num_rows) * call.in_features * call.out_features;
-    const int threads = threads_for(call.num_threads, work, kWorthAThread);
-    // A unit is a run of panels. Those that are left when every thread has got as many are cut by rows, a part a thread.
     const int whole_panels = num_panels / threads * threads;
     const int panels_per_unit = std::max(1, whole_panels / (threads * kUnitsPerThread));
     const int whole_units = (whole_panels + panels_per_unit - 1) / panels_per_unit;
-    const int groups = (call.num_rows + kMaxRows - 1) / kMaxRows;
+    const int groups = (num_rows + kMaxRows - 1) / kMaxRows;
     const int rows_per_part = std::max(1, (groups + threads - 1) / threads) * kMaxRows;
-    const int parts = (call.num_rows + rows_per_part - 1) / rows_per_part;
-    auto run_panel = [&](int panel, int first_row, int last_row) {
-        const uint32_t* words = static_cast<const uint32_t*>(call.weight) + panel * panel_words;
-        linear_rows<T>(call, words, panel + 1 < num_panels ? words + panel_words : nullptr, first_row, last_row,
-                       panel * kPanel);
-    };
+    const int parts = (num_rows + rows_per_part - 1) / rows_per_part;
     auto compute = [&](int unit) {
         if (unit >= whole_units) {
             const int part = (unit - whole_units) % parts;
             run_panel(whole_panels + (unit - whole_units) / parts, part * rows_per_part,
-                      std::min(call.num_rows, (part + 1) * rows_per_part));
+                      std::min(num_rows, (part + 1) * rows_per_part));
             return;
         }
         const int end = std::min(whole_panels, (unit + 1) * panels_per_unit);
-        for (int panel = unit * panels_per_unit; panel < end; ++panel) run_panel(panel, 0, call.num_rows);
+        for (int panel = unit * panels_per_unit; panel < end; ++panel) run_panel(panel, 0, num_rows);
     };
     parallel_for(threads, whole_units + (num_panels - whole_panels) * parts, compute);
+}
+
+template <class T>
+void linear(const LinearCall& call) {
+    constexpr int64_t kWorthAThread = 1 << 19;  // multiply-adds
+    const int num_panels = (call.out_features + kPanel - 1) / kPanel;
+    const size_t panel_words = static_cast<size_t>(call.in_features) / Element<T>::per_word * kPanel;
+    const int64_t work = static_cast<int64_t>(call.num_rows) * call.in_features * call.out_features;
+    run_panels(threads_for(call.num_threads, work, kWorthAThread), num_panels, call.num_rows,
+               [&](int panel, int first_row, int last_row) {
+                   const uint32_t* words = static_cast<const uint32_t*>(call.weight) + panel * panel_words;
+                   linear_rows<T>(call, words, panel + 1 < num_panels ? words + panel_words : nullptr, first_row,
+                                  last_row, panel * kPanel);
+               });
 }
 
 }  // namespace pagefleet
