@@ -1,9 +1,10 @@
 """Drawing tokens where the logits are: a row of a vocabulary of 128,000 is half a megabyte, its token eight bytes.
 
 For requests whose rules the device knows: temperature, top_k, top_p, min_p. All others (penalties, bias, bans,
-grammars, log-probabilities, guesses) have their rows, and theirs alone, brought to the CPU. The draws are the same.
+grammars, log-probabilities) have their rows, and theirs alone, brought to the CPU. The draws are the same.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -23,46 +24,42 @@ def sample_on_device(
     """As sampler.sample, for logits [N, V] on the sampler's device."""
     plain: list[ScheduledRequest] = []
     plain_rows: list[int] = []
-    guessing: list[ScheduledRequest] = []
     others: list[ScheduledRequest] = []
     other_rows: list[int] = []
     first = 0
     for request in requests:
-        count = 1 + request.num_drafts
+        rows = range(first, first + 1 + request.num_drafts)
+        first = rows.stop
         if is_plain(request):
-            plain += [request.after_drafts(done) for done in range(count)] if request.num_drafts else [request]
-            plain_rows += range(first, first + count)
-            guessing += [request] * (request.num_drafts > 0)
+            plain.append(request)
+            plain_rows += rows
         else:
             others.append(request)
-            other_rows.extend(range(first, first + count))
-        first += count
+            other_rows += rows
     assert first == logits.shape[0], f"{logits.shape[0]} rows of logits for {first} draws"
     result = sample(_rows(logits, other_rows), others, grammars) if others else StepResult(sampled={})
     tokens, peaks = _draw(sampler, _rows(logits, plain_rows), plain) if plain else ([], [])
     sampled, failed, further = dict(result.sampled), dict(result.failed), dict(result.further)
-    drawn: dict[str, list[int | None]] = {}  # of a request's rows, in order; None: a row without numbers
-    for request, token, peak in zip(plain, tokens, peaks, strict=True):
-        has_logits = abs(peak) < float("inf")
-        drawn.setdefault(request.request_id, []).append(int(token) if has_logits else None)
-        if len(drawn[request.request_id]) > 1:
-            continue  # behind a guess
-        if has_logits:
-            sampled[request.request_id] = int(token)
+    first = 0
+    for request in plain:
+        own = slice(first, first + 1 + request.num_drafts)
+        if math.isfinite(peaks[first]):
+            sampled[request.request_id] = tokens[first]
+            if known := _behind_right_guesses(request, tokens[own], peaks[own]):
+                further[request.request_id] = known
         else:
-            failed[request.request_id] = f"{NO_LOGITS}: they reach {peak}"
-    for request in guessing:
-        if known := _behind_right_guesses(request, drawn[request.request_id]):
-            further[request.request_id] = known
+            failed[request.request_id] = f"{NO_LOGITS}: they reach {peaks[first]}"
+        first = own.stop
     return StepResult(sampled=sampled, logprobs=result.logprobs, further=further, failed=failed)
 
 
-def _behind_right_guesses(request: ScheduledRequest, drawn: Sequence[int | None]) -> list[DrawnToken]:
-    """All rows were drawn from; those count whose input turned out to be what was drawn before."""
+def _behind_right_guesses(request: ScheduledRequest, tokens: Sequence[int], peaks: Sequence[float]) -> list[DrawnToken]:
+    """All of its rows were drawn from; those count whose input turned out to be what was drawn before. A row without
+    numbers is left to a later step."""
     further: list[DrawnToken] = []
     guesses = request.token_ids[len(request.token_ids) - request.num_drafts :]
-    for before, guess, token in zip(drawn, guesses, drawn[1:], strict=False):
-        if before != guess or token is None:
+    for before, guess, token, peak in zip(tokens[:-1], guesses, tokens[1:], peaks[1:], strict=True):
+        if before != guess or not math.isfinite(peak):
             break
         further.append(DrawnToken(token))
     return further
@@ -83,9 +80,10 @@ def _rows(logits: torch.Tensor, rows: list[int]) -> torch.Tensor:
 
 def _draw(
     sampler: TokenSampler, logits: torch.Tensor, requests: Sequence[ScheduledRequest]
-) -> tuple[list[float], list[float]]:
-    """Tokens and each row's largest logit (NaN where there is one), brought back in one piece."""
-    params = [request.sampling for request in requests]
+) -> tuple[list[int], list[float]]:
+    """Of 1 + num_drafts rows for each request: tokens and the largest logits (NaN where there is one), brought back in
+    one piece."""
+    params = [request.sampling for request in requests for _ in range(1 + request.num_drafts)]
     floats = torch.tensor(
         [
             # What float32 takes for 0 is not greedy: the least it can divide by.
@@ -99,7 +97,11 @@ def _draw(
         [
             [min(p.top_k, logits.shape[1]) for p in params],
             [_signed(p.seed) for p in params],
-            [request.start + len(request.token_ids) for request in requests],
+            [
+                request.start + len(request.token_ids) - unknown
+                for request in requests
+                for unknown in range(request.num_drafts, -1, -1)
+            ],
         ],
         dtype=torch.int64,
     ).to(logits.device)
@@ -112,8 +114,8 @@ def _draw(
         positions=integers[2],
     )
     tokens = sampler.sample(logits, batch)
-    both: list[list[float]] = torch.stack([tokens.double(), logits.amax(-1).double()]).cpu().tolist()
-    return both[0], both[1]
+    drawn, peaks = torch.stack([tokens.double(), logits.amax(-1).double()]).cpu().tolist()
+    return [int(token) for token in drawn], peaks
 
 
 def _signed(seed: int) -> int:
