@@ -203,7 +203,7 @@ class Scheduler:
                 raise SchedulerError(f"step {step.step_id} drew no token for request {request.request_id}")
             is_first = request.num_generated == 0
             further = [drawn.token_id for drawn in result.further.get(request.request_id, ())]
-            self._speculation.observe(request, request.num_drafted, len(further))
+            self._speculation.observe(request, len(further))
             self._waiting.charge(request.tenant, len(further))
             self._roster.receive(request, [token_id, *further])
             news.append(token_news(request, [token_id, *further], result, is_first=is_first))

@@ -58,12 +58,12 @@ class Speculation:
         first_end = next((index for index, token in enumerate(drafts) if token in ends), len(drafts))
         return tuple(drafts[:first_end])
 
-    def observe(self, request: Request, num_drafted: int, num_accepted: int) -> None:
-        """What became of a request's guesses."""
-        if request.drafter is None or not num_drafted:
+    def observe(self, request: Request, num_accepted: int) -> None:
+        """What became of a request's guesses, before it takes in what was drawn."""
+        if request.drafter is None or not request.num_drafted:
             return
-        request.drafter.observe(num_drafted, num_accepted)
+        request.drafter.observe(request.num_drafted, num_accepted)
         self.totals.num_drafts += 1
-        self.totals.num_draft_tokens += num_drafted
+        self.totals.num_draft_tokens += request.num_drafted
         for place in range(num_accepted):
             self.totals.accepted_by_place[place] += 1
