@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pagefleet_server.core.step import SchedulerOutput, StepResult
 from pagefleet_server.engine import process
-from pagefleet_server.engine.runner_protocol import Progress
 from pagefleet_server.model_errors import ModelError
+from pagefleet_server.models.load_progress import Progress
 from pagefleet_server.settings import CacheSettings, EngineSettings, ModelSettings, ProcessSettings, SchedulerSettings
 from support.kv_memory_runner import VOCAB_SIZE, KvMemoryRunner
 

@@ -6,8 +6,9 @@ import sys
 from collections.abc import Iterator
 
 from pagefleet_server.engine.process import main
-from pagefleet_server.engine.runner_protocol import Progress, Runner
+from pagefleet_server.engine.runner_protocol import Runner
 from pagefleet_server.models.checkpoint import open_checkpoint
+from pagefleet_server.models.load_progress import Progress
 from pagefleet_server.settings import EngineSettings
 
 

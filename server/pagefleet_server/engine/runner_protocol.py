@@ -4,14 +4,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Literal, Protocol
 
 from pagefleet_server.core.step import SchedulerOutput, StepResult
+from pagefleet_server.models.load_progress import Progress
 from pagefleet_server.settings import EngineSettings
-
-
-class Progress(Protocol):
-    """Called as the start-up goes on."""
-
-    def __call__(self, phase: str, message: str, /, *, done_bytes: int = 0, total_bytes: int = 0) -> None:
-        """phase: load_weights, allocate_kv, warm_up. Bytes of the weights; total 0: not told."""
 
 
 class Runner(Protocol):

@@ -1,10 +1,19 @@
-"""How far the loading of the weights is."""
+"""How far a start-up is, and in it the loading of the weights. Torch-free."""
 
 import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import Protocol
+
+
+class Progress(Protocol):
+    """Called as the start-up goes on."""
+
+    def __call__(self, phase: str, message: str, /, *, done_bytes: int = 0, total_bytes: int = 0) -> None:
+        """phase: load_weights, allocate_kv, warm_up. Bytes of the weights; total 0: not told."""
+
 
 LoadProgress = Callable[[int, int], None]
 """Told (bytes that are loaded, bytes of all weights), as often as it goes on."""
@@ -23,7 +32,7 @@ class Paced:
     tell: LoadProgress
     seconds: float
     clock: Callable[[], float] = time.monotonic
-    _told: float = 0.0
+    _told: float = field(init=False)
 
     def __post_init__(self) -> None:
         self._told = self.clock()

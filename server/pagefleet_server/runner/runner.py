@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
 
 import torch
 
@@ -17,7 +16,7 @@ from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 from pagefleet_server.core.step import SchedulerOutput, StepResult
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.executor import Executor, OpenedModel, open_model
-from pagefleet_server.models.load_progress import Paced, describe
+from pagefleet_server.models.load_progress import Paced, Progress, describe
 from pagefleet_server.models.pooling import Pooling
 from pagefleet_server.runner import memory_budget
 from pagefleet_server.runner.cpus import available_cpus
@@ -46,13 +45,6 @@ GRAMMARS_AFTER_SECONDS = 5.0
 """The tokenizer of grammars is made so long after the KV cache, when the start is over."""
 LOAD_TOLD_SECONDS = 2.0
 """Between two lines about a long load."""
-
-
-class Progress(Protocol):
-    """Phases: load_weights, allocate_kv, warm_up."""
-
-    def __call__(self, phase: str, message: str, /, *, done_bytes: int = 0, total_bytes: int = 0) -> None:
-        """Bytes of the weights; total 0: not told."""
 
 
 class StepError(Exception):
@@ -265,8 +257,7 @@ def _build(
     budget.check(plan.num_bytes)
     caches = allocate_kv(model.layers, plan, backend=backend, dtype=stored, device=model.device)
     blocks = f"{plan.num_blocks} blocks of {plan.block_size} tokens ({_name(stored)}, {backend.name})"
-    blocks = f"{plan.num_bytes} bytes of KV, {blocks}"
-    now = timed("allocate_kv", blocks, now)
+    now = timed("allocate_kv", f"{plan.num_bytes} bytes of KV, {blocks}", now)
 
     runner = Runner(
         model,
