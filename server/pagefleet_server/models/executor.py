@@ -131,7 +131,7 @@ def open_model(settings: ModelSettings, group: Group | None = None, tell: LoadPr
     if settings.quantization != "none":
         raise ModelRefused(
             f"{settings.model}: --quantization {settings.quantization}: only the fused decoder keeps weights in small "
-            f"integers, and {reason}"
+            f"integers, and {reason}; use --quantization none"
         )
     if group is not None:
         raise ModelRefused(
@@ -204,7 +204,10 @@ def _open_fused(settings: ModelSettings, group: Group | None) -> _OpenedFused:
     elif device.type == "cpu":
         needed = grouped_bytes(source, spec, settings.quantization, dtype)
     else:
-        raise ModelRefused(f"--quantization {settings.quantization}: only the CPU kernels multiply by such weights")
+        raise ModelRefused(
+            f"--quantization {settings.quantization}: only the CPU kernels multiply by such weights; use --device cpu "
+            "or --quantization none"
+        )
     check_weights_fit(checkpoint.path, needed, dtype, device)
     return _OpenedFused(
         settings=settings,

@@ -108,20 +108,20 @@ class FusedDecoder:
     def table(self, rope: RopeSpec | None) -> torch.Tensor:
         """float32 [positions, rotary width] of cosines and sines; width 0 for layers that do not turn."""
         if rope not in self._tables:
-            self._check_table_fits(rope)
-            table = torch.empty(self.num_positions, 0) if rope is None else cos_sin(rope, self.num_positions)
+            table = torch.empty(self.num_positions, 0) if rope is None else self._new_table(rope)
             self._tables[rope] = table.to(self.device)
         return self._tables[rope]
 
-    def _check_table_fits(self, rope: RopeSpec | None) -> None:
+    def _new_table(self, rope: RopeSpec) -> torch.Tensor:
         """Tables of long contexts are large, and are built on the host. Raises ModelError."""
-        needed = self.num_positions * (0 if rope is None else rope.rotary_dim) * torch.float32.itemsize
+        needed = self.num_positions * rope.rotary_dim * torch.float32.itemsize
         left = host_memory.limit_bytes() - host_memory.resident_bytes()
         if 2 * needed > left:
             raise ModelError(
                 f"the rotary tables of {self.num_positions} positions take {needed} bytes, as many to be made, and "
                 f"{max(0, left)} are left; lower --max-model-len"
             )
+        return cos_sin(rope, self.num_positions)
 
 
 @dataclass(frozen=True, slots=True)
