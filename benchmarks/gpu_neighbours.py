@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from pagefleet_kernels.batch import KVShape
-from pagefleet_kernels.triton.sampling import SamplingBatch
+from pagefleet_kernels.sampling_batch import SamplingBatch
 
 BF16 = torch.bfloat16
 Calls = list[Callable[[], object]]

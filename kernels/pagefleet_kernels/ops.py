@@ -180,8 +180,8 @@ def new_program(
     backend: Backend, *, dtype: torch.dtype, device: torch.device, max_rows: int, plain: bool = False
 ) -> Program:
     """An empty program (see backend.Program): the backend's own, or, where it has none or plain is asked for, one of
-    torch and the backend's ops. Raises BackendUnavailable for a dtype or device that the
-    backend's own does not hold."""
+    torch and the backend's ops. Raises BackendUnavailable for a dtype or device that the backend's own does not
+    hold."""
     check_positive("max_rows", max_rows)
     if isinstance(backend, ProgramMaker) and not plain:
         return backend.program(dtype=dtype, device=device, max_rows=max_rows)

@@ -3,12 +3,13 @@
 import torch
 
 from pagefleet_kernels.batch import KVShape
+from pagefleet_kernels.sampling_batch import Penalties, SamplingBatch
 from pagefleet_kernels.triton.attention import Operands, plan_decode, plan_prefill
 from pagefleet_kernels.triton.cache import FP8, allocate
 from pagefleet_kernels.triton.launch import Device, Launch
 from pagefleet_kernels.triton.memory import KVTarget, Rotation, plan_copy, plan_rope_write, plan_write
 from pagefleet_kernels.triton.pointwise import plan_activate, plan_add_norm
-from pagefleet_kernels.triton.sampling import Penalties, SamplingBatch, plan_sample
+from pagefleet_kernels.triton.sampling import plan_sample
 
 META = torch.device("meta")
 

@@ -10,13 +10,13 @@ from pagefleet_kernels import ops
 from pagefleet_kernels.batch import KVShape
 from pagefleet_kernels.errors import KernelArgumentError
 from pagefleet_kernels.reference import make_backend as make_reference
+from pagefleet_kernels.sampling_batch import Penalties, SamplingBatch
 from pagefleet_kernels.triton import make_backend
 from pagefleet_kernels.triton.attention import Operands, plan_attention, plan_decode
 from pagefleet_kernels.triton.backend import TritonBackend
 from pagefleet_kernels.triton.cache import FP8, TritonCache
 from pagefleet_kernels.triton.configs import decode_config
 from pagefleet_kernels.triton.launch import INTERPRETER, run
-from pagefleet_kernels.triton.sampling import Penalties, SamplingBatch
 from support.attention_oracle import CASES, Case, World, build
 
 CPU = torch.device("cpu")

@@ -9,13 +9,13 @@ from pagefleet_kernels.backend import KVCache
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.checks import refuse
 from pagefleet_kernels.errors import BackendUnavailable
+from pagefleet_kernels.sampling_batch import SamplingBatch
 from pagefleet_kernels.triton import library as _library  # noqa: F401  registers torch.ops.pagefleet
 from pagefleet_kernels.triton.attention import SPLIT_BUCKETS
 from pagefleet_kernels.triton.cache import FP8, TritonCache, allocate, own_cache, row_elements
 from pagefleet_kernels.triton.configs import DECODE_SPLIT
 from pagefleet_kernels.triton.door import FLOATS, check_gate, check_norm, check_rope, check_sampling
 from pagefleet_kernels.triton.program import TritonProgram
-from pagefleet_kernels.triton.sampling import SamplingBatch
 
 STORAGE_DTYPES = (torch.bfloat16, torch.float16, torch.float32, FP8)
 FP8_CAPABILITY = (8, 9)

@@ -3,8 +3,8 @@
 import torch
 
 from pagefleet_kernels.checks import check_tensor, refuse
+from pagefleet_kernels.sampling_batch import SamplingBatch
 from pagefleet_kernels.triton.cache import FP8, TritonCache
-from pagefleet_kernels.triton.sampling import SamplingBatch
 
 FLOATS = (torch.float32, torch.bfloat16, torch.float16)
 MAX_NORM_WIDTH = 65536

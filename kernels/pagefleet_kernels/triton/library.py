@@ -11,12 +11,13 @@ from typing import Any
 import torch
 
 from pagefleet_kernels.batch import KVShape
+from pagefleet_kernels.sampling_batch import Penalties, SamplingBatch
 from pagefleet_kernels.triton.attention import Operands, plan_attention
 from pagefleet_kernels.triton.cache import kv_views
 from pagefleet_kernels.triton.launch import Device, run
 from pagefleet_kernels.triton.memory import KVTarget, Rotation, plan_copy, plan_rope_write, plan_write
 from pagefleet_kernels.triton.pointwise import plan_activate, plan_add_norm
-from pagefleet_kernels.triton.sampling import Penalties, SamplingBatch, plan_sample
+from pagefleet_kernels.triton.sampling import plan_sample
 
 LIBRARY: Any = torch.library.Library("pagefleet", "FRAGMENT")  # type: ignore[no-untyped-call]
 """Held for as long as the process: the registrations end with it."""

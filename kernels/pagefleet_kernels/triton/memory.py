@@ -36,8 +36,8 @@ class Rotation:
     positions: torch.Tensor
     """int64 [T]: rows of cos_sin."""
     cos_sin: torch.Tensor
-    """fp32 [positions, R], cosines then sines of R / 2 angles; R even, <= D, 0 turns
-    nothing; columns >= R pass through."""
+    """fp32 [positions, R], cosines then sines of R / 2 angles; R even, <= D, 0 turns nothing; columns >= R
+    pass through."""
     interleaved: bool
     """Pairs are (2 i, 2 i + 1), as in GPT-J, instead of (i, i + R / 2)."""
     query_norm: torch.Tensor | None

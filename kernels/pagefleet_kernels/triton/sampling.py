@@ -4,12 +4,10 @@ from typing import Any
 
 import torch
 
-from pagefleet_kernels.sampling_batch import Penalties, SamplingBatch
+from pagefleet_kernels.sampling_batch import SamplingBatch
 from pagefleet_kernels.triton.configs import pow2
 from pagefleet_kernels.triton.kernels import sampling as sampling_kernels
 from pagefleet_kernels.triton.launch import Launch
-
-__all__ = ["CHUNK", "Penalties", "SamplingBatch", "plan_sample"]
 
 CHUNK = 4096
 """Vocabulary entries of one program where rows are cut; decides which sums are taken together, so it is fixed."""
@@ -32,8 +30,13 @@ def plan_sample(tokens: torch.Tensor, logits: torch.Tensor, batch: SamplingBatch
     }
     penalties = batch.penalties
     sizes = {"vocab": vocab, "chunks": chunks}
-    rule = {"shaped": shaped, "threshold": threshold, "row_peak": row_peak, "temperature": batch.temperature}
-    rule |= {"min_p": batch.min_p}
+    rule = {
+        "shaped": shaped,
+        "threshold": threshold,
+        "row_peak": row_peak,
+        "temperature": batch.temperature,
+        "min_p": batch.min_p,
+    }
     shape = Launch(
         kernel=sampling_kernels.shape_logits,
         grid=(rows, chunks),
