@@ -72,6 +72,8 @@ class Outcome:
     bodies: list[Mapping[str, Any]] = field(default_factory=list)
     """The children as the API returned them."""
     repairs: list[Repair] = field(default_factory=list)
+    failure: ApiError | None = None
+    """The first thing that went wrong; the rest happened all the same."""
 
 
 async def apply_children(
@@ -79,7 +81,8 @@ async def apply_children(
 ) -> Outcome:
     """Apply every child that needs it: the Deployment last, as its pods need some of the others; those all at once.
 
-    Raises the first ApiError, when the others have been written.
+    One that fails keeps others from being written only when it is not there at all and the Deployment may need it. What
+    was written is in the outcome.
     """
     outcome = Outcome()
     due = [manifest for manifest in plan.manifests if _is_due(manifest, observed, ledger, settings, now)]
@@ -89,8 +92,9 @@ async def apply_children(
     ):
         tries = (_apply_child(api, manifest, observed, ledger, settings, now, outcome) for manifest in wave)
         failures = [failure for failure in await asyncio.gather(*tries) if failure is not None]
-        if failures:
-            raise failures[0]
+        outcome.failure = outcome.failure or next(iter(failures), None)
+        if any(failure.child not in observed.children for failure in failures):
+            break
     return outcome
 
 

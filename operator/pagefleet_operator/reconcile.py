@@ -298,6 +298,9 @@ class ObjectLoop:
             outcome = await apply.apply_children(
                 context.api, intended, observed, memory.ledger, context.settings.reconcile, now
             )
+            await self._keep(llmd, outcome)  # first: what happened is not lost because something else failed
+            if outcome.failure is not None:
+                raise outcome.failure
             removed = await apply.remove_children(context.api, llmd, intended, observed, memory.ledger)
         except ApiError as error:
             memory.apply_failures += 1
@@ -307,20 +310,23 @@ class ObjectLoop:
             return memory.refused.reason, memory.refused.message
         memory.refused = None
         memory.apply_failures = 0
-        for child in outcome.bodies:
-            context.store.put(child["kind"], child)
         for kind, child in zip(intended.removals, removed, strict=True):
             context.store.drop(kind, child)
+        return None
+
+    async def _keep(self, llmd: LLMDeployment, outcome: apply.Outcome) -> None:
+        """Remember what the API answered, and say what was repaired."""
+        for child in outcome.bodies:
+            self._context.store.put(child["kind"], child)
         for repair in outcome.repairs:
             who = ", ".join(repair.managers) or "someone"
-            await context.recorder.record(
+            await self._context.recorder.record(
                 llmd,
                 reason="DriftRepaired",
                 message=f"{repair.kind} {llmd.key.name} was changed by {who} and changed back: "
                 f"edit LLMDeployment {llmd.key.name} instead",
                 warning=True,
             )
-        return None
 
     def _contested(self, memory: Memory, now: float) -> str | None:
         settings = self._context.settings.reconcile

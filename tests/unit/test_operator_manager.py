@@ -52,6 +52,8 @@ class FakeApi:
         self.tries = 0
         self.has_pod_monitors = False
         self.deleted: list[str] = []
+        self.refused_kinds: dict[str, ApiError] = {}
+        self.said: list[str] = []
 
     async def get(self, *_: Any) -> None:
         return None
@@ -66,6 +68,7 @@ class FakeApi:
         self.deleted.append(f"{resource.plural} {name} {uid}")
 
     async def create(self, _resource: Any, _namespace: str, body: dict[str, Any]) -> dict[str, Any]:
+        self.said.append(f"{body['reason']}: {body['message']}")
         return body
 
     async def apply(self, _resource: Any, manifest: dict[str, Any]) -> dict[str, Any]:
@@ -73,6 +76,8 @@ class FakeApi:
         self.tries += 1
         if name in self.failures:
             raise self.failures[name]
+        if manifest["kind"] in self.refused_kinds:
+            raise self.refused_kinds[manifest["kind"]]
         self.applied.append(f"{manifest['kind']} {name}")
         self.version += 1
         metadata = {
@@ -283,14 +288,7 @@ async def test_the_echo_of_an_own_write_is_no_reason_to_look_again(running: tupl
 
 async def test_a_refused_child_is_named_by_its_kind(running: tuple[Manager, FakeApi, Store]) -> None:
     manager, api, store = running
-    applied = api.apply
-
-    async def refuse(resource: Any, manifest: dict[str, Any]) -> dict[str, Any]:
-        if manifest["kind"] == "PersistentVolumeClaim":
-            raise ApiError(status=422, reason="Invalid", message="spec is immutable")
-        return await applied(resource, manifest)
-
-    api.apply = refuse  # type: ignore[assignment,method-assign]
+    api.refused_kinds["PersistentVolumeClaim"] = ApiError(status=422, reason="Invalid", message="spec is immutable")
     spec = {"model": {"source": "hf://acme/tiny", "cache": {"size": "1Gi"}}}
     manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body(spec=spec))
 
@@ -299,6 +297,31 @@ async def test_a_refused_child_is_named_by_its_kind(running: tuple[Manager, Fake
         return [item["reason"] for item in conditions if item["type"] == "Degraded"]
 
     await until(lambda: reasons() == ["ChildRefused"])
+
+
+@pytest.mark.parametrize("refused", ["ServiceAccount", "Service", "PodDisruptionBudget", "Deployment"])
+@pytest.mark.parametrize("status", [422, 403, 409, 500])
+async def test_what_did_happen_is_said_and_goes_on_although_another_child_failed(
+    running: tuple[Manager, FakeApi, Store], refused: str, status: int
+) -> None:
+    """The Event about a repair was lost, and the Deployment stood still, while any other child was refused."""
+    manager, api, store = running
+    manager.watched(LLMDEPLOYMENT, "ADDED", llmd_body())
+    await until(lambda: len(api.applied) == 4 and api.statuses)
+    api.refused_kinds[refused] = ApiError(status=status, reason="Refused", message="not this one")
+    repaired = "Service" if refused == "Deployment" else "Deployment"
+    for number, kind in enumerate((refused, repaired)):
+        edited = copy.deepcopy(dict(store.get(kind, KEY) or {}))
+        edited["metadata"] |= {"resourceVersion": str(5000 + number), "labels": {}}
+        store.put(kind, edited)
+    manager.mark(KEY)
+    await until(lambda: f"{repaired} chat" in api.applied[4:])
+    await until(lambda: any(said.startswith(f"DriftRepaired: {repaired} chat") for said in api.said))
+    assert not any(said.startswith(f"DriftRepaired: {refused} chat") for said in api.said)
+    del api.refused_kinds[refused]
+    time.now += 31.0  # the longest back-off
+    manager.mark(KEY)
+    await until(lambda: any(said.startswith(f"DriftRepaired: {refused} chat") for said in api.said))
 
 
 async def test_a_loop_that_crashed_is_started_again(running: tuple[Manager, FakeApi, Store], caplog: Any) -> None:
