@@ -5,15 +5,11 @@ from typing import Any
 
 import pytest
 
-from pagefleet_operator.events import EventRecorder
 from pagefleet_operator.names import ObjectKey
-from pagefleet_operator.reconcile import Context, ObjectLoop
-from pagefleet_operator.scrape import Scraper
+from pagefleet_operator.reconcile import ObjectLoop
 from pagefleet_operator.settings import OperatorSettings
-from pagefleet_operator.sharing import Shares
-from pagefleet_operator.specs import Specs
 from pagefleet_operator.store import LLMDEPLOYMENT, POD, REPLICA_SET, Store
-from pagefleet_operator.telemetry import Telemetry
+from support.operator_fakes import context_of
 from support.operator_objects import llmd_body, pod_body, replica_set_body, sample
 
 KEY = ObjectKey("default", "m0")
@@ -50,19 +46,9 @@ class KeepingApi:
 @pytest.mark.parametrize(("objects", "most"), [(1, SECONDS // 2), (100, SECONDS // 2), (1000, SECONDS // 20)])
 async def test_all_objects_together_write_their_numbers_fifty_times_a_second_at_most(objects: int, most: int) -> None:
     now = 1_800_000_000.0
-    api, store, telemetry, settings = KeepingApi(), Store(), Telemetry(), OperatorSettings(namespaces=("default",))
-    scraper = Scraper(settings.scrape, clock=lambda: now, telemetry=telemetry)
-    context = Context(
-        api=api,  # type: ignore[arg-type]
-        store=store,
-        scraper=scraper,
-        recorder=EventRecorder(api, lambda: now),  # type: ignore[arg-type]
-        settings=settings,
-        clock=lambda: now,
-        telemetry=telemetry,
-        shares=Shares({}, store, Specs()),
-        specs=Specs(),
-    )
+    api, store = KeepingApi(), Store()
+    context = context_of(api, store, lambda: now, OperatorSettings(namespaces=("default",)))
+    scraper = context.scraper
     for number in range(objects):
         store.put(LLMDEPLOYMENT, llmd_body(f"m{number}", uid=f"uid-{number}" if number else "uid-1"))
     store.put(REPLICA_SET, replica_set_body("m0"))
