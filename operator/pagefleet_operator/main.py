@@ -20,6 +20,7 @@ from pagefleet_operator.events import EventRecorder
 from pagefleet_operator.health import Health
 from pagefleet_operator.lease import LeaseHolder
 from pagefleet_operator.manager import Manager
+from pagefleet_operator.pacing import Pace
 from pagefleet_operator.reconcile import Context
 from pagefleet_operator.resources import LLMDEPLOYMENTS
 from pagefleet_operator.scrape import Scraper
@@ -243,6 +244,7 @@ async def _lead(
         clock=clock,
         telemetry=telemetry,
         shares=Shares(settings.device_budgets, store, specs),
+        pace=Pace(settings.reconcile.status_writes_per_second),
         specs=specs,
     )
     manager = Manager(context)

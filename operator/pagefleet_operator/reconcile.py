@@ -19,6 +19,7 @@ from pagefleet_operator.events import EventRecorder
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.observe import find_children, observe
+from pagefleet_operator.pacing import Pace
 from pagefleet_operator.plan import Observed, Plan, kinds_of, known_failure, plan
 from pagefleet_operator.resources import EVERY_CHILD
 from pagefleet_operator.scaling import Scaling
@@ -54,6 +55,8 @@ class Context:
     telemetry: Telemetry
     shares: Shares
     specs: Specs
+    pace: Pace
+    """Of status writes that only change numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +102,8 @@ class Memory:
     """Since when a shrink waits for the victims' costs to be seen."""
     status_at: float | None = None
     """When the status was last written."""
+    turn: float | None = None
+    """When changed numbers may be written, once they have been given a turn."""
 
 
 class ObjectLoop:
@@ -343,22 +348,30 @@ class ObjectLoop:
     async def _write_status(
         self, memory: Memory, body: Mapping[str, Any], rendered: Mapping[str, Any], now: float
     ) -> float | None:
-        """Write what differs, numbers at most once an interval. Returns seconds until the rest is due."""
+        """Write what differs, numbers alone when it is their turn. Returns seconds until the rest is due."""
         last = body.get("status") or {}
         patch = status.difference(rendered, last)
         if not patch:
+            memory.turn = None
             return None
-        settings = self._context.settings.reconcile
-        objects = len(self._context.store.keys(LLMDEPLOYMENT))
-        interval = max(settings.status_interval_seconds, objects / settings.status_writes_per_second)
-        if memory.status_at is not None and not status.is_urgent(patch, last) and now - memory.status_at < interval:
-            return interval - (now - memory.status_at)
+        wait = 0.0 if status.is_urgent(patch, last) else self._until_turn(memory, now)
+        if wait > 0.0:
+            return wait
         try:
             answer = await apply.write_status(self._context.api, body, patch)
         except ApiError as error:
             if error.status == 404:
                 return None
             raise
-        memory.status_at = now
+        memory.status_at, memory.turn = now, None
         self._context.store.put(LLMDEPLOYMENT, answer)
         return None
+
+    def _until_turn(self, memory: Memory, now: float) -> float:
+        """Seconds until changed numbers may be written: a while after the last write, and one object after another."""
+        earliest = (memory.status_at or 0.0) + self._context.settings.reconcile.status_interval_seconds
+        if memory.turn is None:
+            if now < earliest:
+                return earliest - now
+            memory.turn = self._context.pace.next_turn(now)
+        return memory.turn - now

@@ -9,6 +9,7 @@ from pagefleet_operator.client import Listed
 from pagefleet_operator.errors import ApiError
 from pagefleet_operator.events import EventRecorder
 from pagefleet_operator.manager import Manager
+from pagefleet_operator.pacing import Pace
 from pagefleet_operator.reconcile import Context
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings, ReconcileSettings
@@ -103,6 +104,7 @@ def context_of(api: Any, store: Store, clock: Callable[[], float], settings: Ope
         telemetry=telemetry,
         shares=Shares({}, store, Specs()),
         specs=Specs(),
+        pace=Pace(settings.reconcile.status_writes_per_second),
     )
 
 
