@@ -10,7 +10,7 @@ import random
 import signal
 import sys
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Self
@@ -78,6 +78,8 @@ class StubNode:
     """Images that cannot be pulled."""
     exit_code: int = 3
     """Of what crashes."""
+    addresses: Iterator[str] | None = None
+    """New pods get these, and somebody else answers there."""
     _runners: dict[str, web.AppRunner] = field(default_factory=dict)
     _tasks: set[asyncio.Task[None]] = field(default_factory=set)
     _started: set[str] = field(default_factory=set)
@@ -154,6 +156,9 @@ class StubNode:
         await self._start(pod)
 
     async def _listen(self, name: str, owner: str) -> str:
+        if self.addresses is not None:
+            return next(self.addresses)
+
         async def metrics(request: web.Request) -> web.StreamResponse:
             if owner in self.answers:
                 return await self.answers[owner](request)
