@@ -29,6 +29,9 @@ TOLERANCE = 0.1
 SHRINK_MARGIN = 0.8
 """Replicas go only when what remains would then be filled to this part of the target at most."""
 
+STANDING = "Standing"
+"""The rule for what load has done before; the others ask for what it needs."""
+
 SETTLED_QUEUE_SECONDS = 0.5
 """A request that waits longer is no longer just on its way into the engine."""
 
@@ -86,6 +89,8 @@ class Decision:
     """What the load alone asks for, before windows, policies, bounds and budget."""
     unbudgeted: int
     """What `replicas` would be without a budget of devices."""
+    needed: int
+    """What of that load needs or needed within the scale-down window; the rest stands ready for a jump."""
     active: bool
     """Whether the load could be judged: condition ScalingActive."""
     reason: str
@@ -122,16 +127,20 @@ def decide(
     inputs = replace(inputs, wants=_wants(fleet, inputs))
     history = _learn_standing(spec, fleet, inputs, history, now)
     recommended, reason = _recommend(fleet, inputs)
+    needed, _ = _recommend(fleet, replace(inputs, wants={k: v for k, v in inputs.wants.items() if k != STANDING}))
 
-    window = float(max(spec.scale_down.stabilization_window_seconds, spec.scale_up.stabilization_window_seconds))
-    history = history.recommended(recommended, now=now, window_seconds=window)
+    down = float(spec.scale_down.stabilization_window_seconds)
+    window = max(down, float(spec.scale_up.stabilization_window_seconds))
+    history = history.recommended(recommended, now=now, window_seconds=window, needed=needed)
     stable, window_limit = stabilize(spec, recommended, current, history, now)
     paced, rate_limit = limit_rate(spec, stable, current, history, now)
     bounded = _bound(spec, paced, allowance)
+    lately = history.max_needed_since(now, window_seconds=down, bucket_window_seconds=window)
     return Decision(
         replicas=bounded.replicas,
         recommended=recommended,
         unbudgeted=bounded.unbudgeted,
+        needed=min(bounded.unbudgeted, max(needed, lately or 0, spec.min_replicas)),
         active=True,
         reason=reason,
         message=str(inputs),
@@ -162,6 +171,7 @@ def _inactive(bounded: _Bounded, current: int, load: Load, history: History, rea
         replicas=bounded.replicas,
         recommended=current,
         unbudgeted=bounded.unbudgeted,
+        needed=bounded.unbudgeted,
         active=False,
         reason=reason,
         message=message,
@@ -242,7 +252,7 @@ def _wants(fleet: Fleet, inputs: Inputs) -> Mapping[str, int]:
     if inputs.objective is not None and inputs.objective.replicas is not None:
         wants["Objective"] = inputs.objective.replicas
     if inputs.standing > 1:
-        wants["Standing"] = inputs.standing
+        wants[STANDING] = inputs.standing
     return wants
 
 

@@ -1,7 +1,8 @@
 """How the LLMDeployments of one namespace share its budget of devices. Pure.
 
-First everyone's minimum, then what is wanted, by priority; among equals what runs stays where it is. A replica that is
-taken from a less important deployment is counted until its pod is gone, so the budget holds at every moment.
+First everyone's minimum, then what is wanted, by priority. Among equals what load needs comes before what only stands
+ready for a jump of it, and what runs stays where it is. A replica that is taken from another deployment is counted
+until its pod is gone, so the budget holds at every moment.
 """
 
 from collections.abc import Mapping, Sequence
@@ -27,12 +28,15 @@ class Claim:
     """Replicas that it would have without a budget."""
     minimum: int
     """autoscaling.minReplicas; without autoscaling spec.replicas."""
+    needed: int
+    """Of what is wanted, what load needs; the rest stands ready for a jump. At most `wanted`."""
 
 
 def allowances(claims: Sequence[Claim], devices: int) -> Mapping[ObjectKey, int]:
     """Replicas that each may have now; together with what other pods still hold never more than `devices`.
 
-    A deployment may keep devices that it holds while no more important one needs them.
+    A deployment may keep devices that it holds while no more important one wants them, and no equal one needs them for
+    load while here they only stand ready.
     """
     entitled = _entitlements(claims, devices)
     taken = {claim.key: max(claim.devices_held, claim.replicas * claim.devices_per_replica) for claim in claims}
@@ -71,6 +75,10 @@ def _entitlements(claims: Sequence[Claim], devices: int) -> dict[ObjectKey, int]
         grant(claim, min(claim.minimum, max(claim.wanted, claim.replicas)))
     for priority in sorted({claim.priority for claim in claims}, reverse=True):
         equals = [claim for claim in ordered if claim.priority == priority]
+        for claim in equals:
+            grant(claim, min(claim.needed, claim.replicas))
+        for claim in equals:
+            grant(claim, claim.needed)
         for claim in equals:
             grant(claim, min(claim.wanted, claim.replicas))
         for claim in equals:

@@ -29,6 +29,8 @@ class Bucket:
     max_wanted: int
     min_wanted: int | None = None
     """None: restored from status, which keeps only the maximum."""
+    max_needed: int | None = None
+    """Without what must stand ready; None: not known to be less than `max_wanted`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,23 +62,36 @@ class History:
     standing: Standing = field(default_factory=Standing)
     """What load has done, as far as it says how many replicas must stand ready."""
 
-    def recommended(self, wanted: int, *, now: float, window_seconds: float) -> "History":
-        """Remember one recommendation; forget what is older than the window."""
+    def recommended(self, wanted: int, *, now: float, window_seconds: float, needed: int | None = None) -> "History":
+        """Remember one recommendation, and what it would be without what must stand ready (`needed`; None: the same);
+        forget what is older than the window."""
+        needed = wanted if needed is None else needed
         length = bucket_seconds(window_seconds)
         buckets = tuple(bucket for bucket in self.buckets if now - window_seconds < bucket.start + length)
         last = buckets[-1] if buckets else None
         if last is not None and last.start <= now < last.start + length:
             known = wanted if last.min_wanted is None else last.min_wanted
-            merged = Bucket(last.start, max(last.max_wanted, wanted), min(known, wanted))
+            before = last.max_wanted if last.max_needed is None else last.max_needed
+            merged = Bucket(last.start, max(last.max_wanted, wanted), min(known, wanted), max(before, needed))
             buckets = (*buckets[:-1], merged)
         else:
-            buckets = (*buckets, Bucket(now, wanted, wanted))
+            buckets = (*buckets, Bucket(now, wanted, wanted, needed))
         return replace(self, buckets=buckets[-MAX_BUCKETS - 1 :])
 
     def max_since(self, now: float, *, window_seconds: float, bucket_window_seconds: float) -> int | None:
         """The highest recommendation of the last `window_seconds`; None when there was none."""
         length = bucket_seconds(bucket_window_seconds)
         inside = [bucket.max_wanted for bucket in self.buckets if bucket.start + length > now - window_seconds]
+        return max(inside, default=None)
+
+    def max_needed_since(self, now: float, *, window_seconds: float, bucket_window_seconds: float) -> int | None:
+        """The same without what had to stand ready."""
+        length = bucket_seconds(bucket_window_seconds)
+        inside = [
+            bucket.max_wanted if bucket.max_needed is None else bucket.max_needed
+            for bucket in self.buckets
+            if bucket.start + length > now - window_seconds
+        ]
         return max(inside, default=None)
 
     def min_since(self, now: float, *, window_seconds: float, bucket_window_seconds: float) -> int | None:

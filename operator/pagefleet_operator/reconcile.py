@@ -250,7 +250,7 @@ class ObjectLoop:
         rounds, allowance = context.scraper.rounds, context.shares.allowance
         decision = scaling.decide(llmd, observed, scrape_round=rounds, now=now, allowance=allowance)
         if scaling.decision is not None:
-            context.shares.want(llmd.key, scaling.decision.unbudgeted)
+            context.shares.want(llmd.key, scaling.decision.unbudgeted, needed=scaling.decision.needed)
         if decision is None:
             return body
         before, after = llmd.spec.replicas, decision.replicas

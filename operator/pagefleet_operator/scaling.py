@@ -8,9 +8,10 @@ from pagefleet_operator.autoscale import Decision, decide
 from pagefleet_operator.fleet import PodState
 from pagefleet_operator.history import History
 from pagefleet_operator.latency import Latencies, LatencyWindow
+from pagefleet_operator.memory import restore_history
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.plan import Observed
-from pagefleet_operator.status import MAX_DECISIONS, restore_history
+from pagefleet_operator.status import MAX_DECISIONS
 from pagefleet_operator.times import timestamp
 
 

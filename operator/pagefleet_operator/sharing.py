@@ -20,7 +20,7 @@ class Shares:
         self._budgets = budgets
         self._store = store
         self._specs = specs
-        self._wanted: dict[ObjectKey, int] = {}
+        self._wanted: dict[ObjectKey, tuple[int, int]] = {}
         self._granting: dict[ObjectKey, int] = {}
 
     def allowance(self, llmd: LLMDeployment) -> int | None:
@@ -31,10 +31,10 @@ class Shares:
         claims = [claim for key in self._store.keys(LLMDEPLOYMENT) if (claim := self._claim(key, llmd)) is not None]
         return allowances(claims, devices)[llmd.key]
 
-    def want(self, key: ObjectKey, replicas: int) -> None:
-        """What a decision would have without the budget."""
+    def want(self, key: ObjectKey, replicas: int, *, needed: int | None = None) -> None:
+        """What a decision would have without the budget, and what of it load needs; None: all."""
         if key.namespace in self._budgets:
-            self._wanted[key] = replicas
+            self._wanted[key] = (replicas, replicas if needed is None else needed)
 
     @contextmanager
     def granting(self, key: ObjectKey, replicas: int) -> Iterator[None]:
@@ -64,8 +64,9 @@ class Shares:
         each, autoscaling = llmd.spec.engine.accelerator.count, llmd.spec.autoscaling
         held = each * sum(not is_finished(pod) for pod in self._store.owned(POD, key))
         if body["metadata"].get("deletionTimestamp") is not None:
-            return Claim(key, 0, each, replicas=0, devices_held=held, wanted=0, minimum=0)
+            return Claim(key, 0, each, replicas=0, devices_held=held, wanted=0, needed=0, minimum=0)
         replicas = max(llmd.spec.replicas, self._granting.get(key, 0))
+        wanted, needed = self._wanted.get(key, (replicas, replicas))
         is_managed = autoscaling is not None and autoscaling.mode == "Managed"
         return Claim(
             key=key,
@@ -73,6 +74,7 @@ class Shares:
             devices_per_replica=each,
             replicas=replicas,
             devices_held=held,
-            wanted=self._wanted.get(key, replicas) if is_managed else replicas,
+            wanted=wanted if is_managed else replicas,
+            needed=needed if is_managed else replicas,
             minimum=autoscaling.min_replicas if autoscaling is not None and is_managed else replicas,
         )

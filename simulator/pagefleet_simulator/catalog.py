@@ -17,6 +17,8 @@ from pagefleet_simulator.scenario import Scenario
 from pagefleet_simulator.workload import Workload
 
 Settings = Mapping[str, Any]
+MEMORY = "memory"
+"""The setting that holds what PageFleet learnt before."""
 Maker = Callable[[Scenario, Workload, Settings], Policy]
 
 
@@ -27,13 +29,15 @@ class Entry:
     make: Maker
     grid: Mapping[str, Sequence[Any]]
     """Values of each setting; every combination is tried."""
+    is_taught: bool = False
+    """It is not tuned but lives through the slice that others are tuned on; `memory` is what that left."""
 
     def combinations(self) -> list[Settings]:
         """All of the grid; the settings by default when there is none."""
         return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
 
 
-def _ours(scenario: Scenario, workload: Workload, settings: Settings) -> Policy:
+def _ours(scenario: Scenario, workload: Workload, settings: Settings) -> PageFleet:
     objective = scenario.objective
     spec = AutoscalingSpec(
         min_replicas=scenario.min_replicas,
@@ -42,9 +46,9 @@ def _ours(scenario: Scenario, workload: Workload, settings: Settings) -> Policy:
             time_to_first_token_ms=round(1000 * objective.time_to_first_token_seconds),
             inter_token_latency_ms=round(1000 * objective.time_per_token_seconds),
         ),
-        **settings,
+        **{name: value for name, value in settings.items() if name != MEMORY},
     )
-    return PageFleet(spec, period_seconds=scenario.scrape_seconds)
+    return PageFleet(spec, period_seconds=scenario.scrape_seconds, memory=settings.get(MEMORY))
 
 
 def _wva_tokens(scenario: Scenario, workload: Workload, settings: Settings) -> Policy:
@@ -57,6 +61,7 @@ REQUESTS = (5.0, 7.0, 9.0)
 
 CATALOG: Mapping[str, Entry] = {
     "pagefleet": Entry(_ours, {}),
+    "pagefleet-learnt": Entry(_ours, {}, is_taught=True),
     "pagefleet-tuned": Entry(_ours, {"kv_block_occupancy_percent": (40, 60, 80, 100)}),
     "hpa": Entry(
         lambda _, __, settings: Hpa(HpaSettings(**settings)),

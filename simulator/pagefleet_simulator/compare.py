@@ -3,10 +3,12 @@
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
-from typing import Any
+from typing import Any, TypeVar
 
-from pagefleet_simulator.catalog import CATALOG, Settings
+from pagefleet_simulator.catalog import CATALOG, MEMORY, Settings
 from pagefleet_simulator.generators import Rate, diurnal, generate, on_off, spike, then
+from pagefleet_simulator.policies.ours import PageFleet
+from pagefleet_simulator.policies.policy import Policy
 from pagefleet_simulator.profile import load_profile
 from pagefleet_simulator.results import Result, summarise
 from pagefleet_simulator.scenario import Scenario
@@ -14,8 +16,10 @@ from pagefleet_simulator.simulation import simulate
 from pagefleet_simulator.traces import read_shipped
 from pagefleet_simulator.workload import Workload
 
-OURS = ("pagefleet", "pagefleet-tuned")
-"""With its defaults, and tuned as the others are."""
+Ran = TypeVar("Ran")
+
+OURS = ("pagefleet", "pagefleet-learnt", "pagefleet-tuned")
+"""With its defaults; with what it learnt from the slice that others are tuned on; and tuned as the others are."""
 LOADS = ("azure", "diurnal", "bursts", "spike", "bursts-again", "spike-again")
 FIXED = "static"
 """No autoscaler: it knows from its tuning slice what the peak will be."""
@@ -145,6 +149,16 @@ _LOADS: dict[float, dict[str, Load]] = {}
 
 
 def _run(job: _Job) -> Result:
+    return _lived(job)[0]
+
+
+def _learn(job: _Job) -> Settings:
+    """What living through it leaves behind."""
+    policy = _lived(job)[1]
+    return {MEMORY: policy.memory()} if isinstance(policy, PageFleet) else {}
+
+
+def _lived(job: _Job) -> tuple[Result, Policy]:
     if job.scale not in _LOADS:
         _LOADS[job.scale] = loads(job.scale)
     load = _LOADS[job.scale][job.load]
@@ -153,7 +167,7 @@ def _run(job: _Job) -> Result:
     if job.policy == "static":
         scenario = replace(scenario, initial_replicas=job.settings["replicas"])
     policy = CATALOG[job.policy].make(scenario, workload, job.settings)
-    return summarise(workload, scenario, simulate(workload, scenario, policy))
+    return summarise(workload, scenario, simulate(workload, scenario, policy)), policy
 
 
 def tuned(trials: Sequence[Trial]) -> Trial:
@@ -177,8 +191,8 @@ def compare(
     known: Sequence[Trial] = (),
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[list[Trial], list[Cell]]:
-    """(every grid point, every cell). What has a grid is tuned once a trace; points of the grid that are `known` are
-    not run again: a run is a function of its seed."""
+    """(every grid point, every cell). What has a grid is tuned once a trace, what is taught lives through the same
+    slice; points of the grid that are `known` are not run again: a run is a function of its seed."""
     base = Scenario(load_profile(profile), seed=seed)
     tuning = replace(base, start_seconds=TUNING_START_SECONDS)
     tuned_as = {load: described.tuned_as or load for load, described in loads(scale).items()}
@@ -192,13 +206,19 @@ def compare(
         if not any((trial.load, trial.policy) == (load, policy) and trial.settings == settings for trial in known)
     ]
     kept = [trial for trial in known if trial.load in tuned_loads and trial.policy in policies]
-    total = len(grid) + len(load_names) * len(start_seconds) * len(policies) * len(routings)
+    lessons = [
+        _Job(load, True, policy, {}, tuning, scale)
+        for load in tuned_loads
+        for policy in policies
+        if CATALOG[policy].is_taught
+    ]
+    total = len(grid) + len(lessons) + len(load_names) * len(start_seconds) * len(policies) * len(routings)
     done = 0
 
-    def run_all(jobs: Sequence[_Job]) -> list[Result]:
+    def run_all(run: Callable[[_Job], Ran], jobs: Sequence[_Job]) -> list[Ran]:
         nonlocal done
-        results: list[Result] = []
-        for result in pool.map(_run, jobs) if pool else map(_run, jobs):
+        results: list[Ran] = []
+        for result in pool.map(run, jobs) if pool else map(run, jobs):
             results.append(result)
             done += 1
             if on_progress is not None:
@@ -208,11 +228,15 @@ def compare(
     pool = ProcessPoolExecutor(workers) if workers > 1 else None
     try:
         trials = kept + [
-            Trial(job.load, job.policy, job.settings, result) for job, result in zip(grid, run_all(grid), strict=True)
+            Trial(job.load, job.policy, job.settings, result)
+            for job, result in zip(grid, run_all(_run, grid), strict=True)
         ]
-        best: dict[tuple[str, str], Settings] = {}
+        learnt = run_all(_learn, lessons)
+        best = {(job.load, job.policy): settings for job, settings in zip(lessons, learnt, strict=True)}
         for load in tuned_loads:
             for policy in policies:
+                if CATALOG[policy].is_taught:
+                    continue
                 of_it = [trial for trial in trials if (trial.load, trial.policy) == (load, policy)]
                 best[load, policy] = tuned(of_it).settings if of_it else {}
         jobs = [
@@ -231,7 +255,7 @@ def compare(
         ]
         cells = [
             Cell(job.load, job.scenario.start_seconds, job.policy, job.settings, result, job.scenario.routing)
-            for job, result in zip(jobs, run_all(jobs), strict=True)
+            for job, result in zip(jobs, run_all(_run, jobs), strict=True)
         ]
     finally:
         if pool is not None:

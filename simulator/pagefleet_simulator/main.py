@@ -140,6 +140,8 @@ def _simulate(text: str, scenario: Scenario, load: Workload) -> tuple[str, Resul
     if name not in CATALOG:
         raise ValueError(f"policy {name!r} is none of {', '.join(CATALOG)}")
     settings = parse_settings(rest)
+    if CATALOG[name].is_taught:
+        raise ValueError(f"policy {name} begins with what it learnt from another load: only `compare` has one")
     if name == "static":
         settings.setdefault("replicas", scenario.initial_replicas)
         scenario = replace(scenario, initial_replicas=settings["replicas"])

@@ -9,7 +9,8 @@ from pagefleet_simulator.results import Result
 
 HEADER = ("policy", "within SLO", "failed", "queued", "TTFT p95", "GPU-hours", "changes", "reversals", "most replicas")
 NAMES = {
-    "pagefleet": "PageFleet",
+    "pagefleet": "PageFleet, untaught",
+    "pagefleet-learnt": "PageFleet, learnt",
     "pagefleet-tuned": "PageFleet, tuned",
     "hpa": "HPA v2",
     "kpa": "Knative KPA",

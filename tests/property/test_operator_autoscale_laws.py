@@ -11,9 +11,9 @@ from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
 from pagefleet_operator.forecast import Point
 from pagefleet_operator.history import Bucket, History
 from pagefleet_operator.latency import Histogram, Latencies
+from pagefleet_operator.memory import restore_history
 from pagefleet_operator.model import AutoscalingSpec, ScalingPolicy, ScalingRules, Slo
 from pagefleet_operator.standing import Shadow, Standing
-from pagefleet_operator.status import restore_history
 from support.operator_objects import autoscaling
 
 COUNTS = st.integers(0, 5000)

@@ -10,11 +10,12 @@ from hypothesis import strategies as st
 from pagefleet_operator.conditions import Facts
 from pagefleet_operator.errors import SpecError
 from pagefleet_operator.history import History
+from pagefleet_operator.memory import restore_history
 from pagefleet_operator.parsing import parse
 from pagefleet_operator.plan import Observed, plan
 from pagefleet_operator.pods import parse_pod
 from pagefleet_operator.settings import ChildSettings
-from pagefleet_operator.status import difference, render, render_invalid, restore_history
+from pagefleet_operator.status import difference, render, render_invalid
 from support.operator_objects import llmd, llmd_body, pod_body
 
 SETTINGS = ChildSettings(server_image="img")

@@ -11,9 +11,9 @@ from pagefleet_operator.errors import ScrapeError
 from pagefleet_operator.fleet import Fleet, FleetPod, PodState
 from pagefleet_operator.history import Bucket, Change, History
 from pagefleet_operator.latency import Histogram, Latencies, LatencyWindow
+from pagefleet_operator.memory import restore_history
 from pagefleet_operator.metrics_text import parse_sample
 from pagefleet_operator.model import ScalingPolicy, ScalingRules, Slo
-from pagefleet_operator.status import restore_history
 from support.operator_objects import autoscaling, fleet, metrics_text, sample
 
 FULL = sample(used=100, running=9, waiting=9, waiting_blocks=90, oldest=3.0)

@@ -1,5 +1,7 @@
 """How a namespace's devices are shared."""
 
+from dataclasses import replace
+
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -8,7 +10,15 @@ from pagefleet_operator.names import ObjectKey
 
 
 def claim(
-    name: str, *, replicas: int, wanted: int, priority: int = 0, held: int | None = None, per: int = 1, minimum: int = 1
+    name: str,
+    *,
+    replicas: int,
+    wanted: int,
+    priority: int = 0,
+    held: int | None = None,
+    per: int = 1,
+    minimum: int = 1,
+    needed: int | None = None,
 ) -> Claim:
     return Claim(
         ObjectKey("default", name),
@@ -18,6 +28,7 @@ def claim(
         devices_held=replicas * per if held is None else held,
         wanted=wanted,
         minimum=minimum,
+        needed=wanted if needed is None else needed,
     )
 
 
@@ -63,6 +74,28 @@ def test_devices_per_replica_are_honoured() -> None:
     }
 
 
+def test_what_only_stands_ready_yields_to_the_load_of_an_equal() -> None:
+    """Of four replicas one has load; the other three wait for a jump while the neighbour's load has nowhere to go."""
+    ready, busy = claim("a", replicas=4, wanted=4, needed=1), claim("b", replicas=1, wanted=3)
+    assert shared(5, ready, busy) == {"a": 2, "b": 1}, "no more than is asked for"
+    leaving = claim("a", replicas=2, wanted=4, needed=1, held=4)
+    assert shared(5, leaving, busy) == {"a": 2, "b": 1}, "not before the pods are gone"
+    gone = claim("a", replicas=2, wanted=4, needed=1)
+    assert shared(5, gone, busy) == {"a": 2, "b": 3}
+
+
+def test_among_equals_that_only_stand_ready_what_runs_stays() -> None:
+    assert shared(4, claim("a", replicas=1, wanted=3, needed=1), claim("b", replicas=3, wanted=3, needed=1)) == {
+        "a": 1,
+        "b": 3,
+    }
+
+
+def test_what_stands_ready_for_the_more_important_comes_before_load() -> None:
+    high, low = claim("a", replicas=1, wanted=3, needed=1, priority=1), claim("b", replicas=3, wanted=3)
+    assert shared(4, high, low) == {"a": 1, "b": 1}
+
+
 CLAIMS = st.lists(
     st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(-2, 2), st.integers(0, 3), st.integers(1, 4)),
     max_size=5,
@@ -83,3 +116,43 @@ def test_nothing_grows_beyond_the_budget(rows: list[tuple[int, int, int, int, in
     assert grown == 0 or grown + sum(item.devices_held for item in claims) <= devices
     # Once everything that left is gone, what is allowed fits.
     assert sum(allowed[item.key] * item.devices_per_replica for item in claims) <= devices
+
+
+WISHES = st.lists(
+    st.tuples(st.integers(0, 6), st.integers(0, 6), st.integers(0, 6), st.integers(-1, 1), st.integers(1, 3)),
+    min_size=1,
+    max_size=5,
+)
+
+
+@settings(deadline=None)
+@given(WISHES, st.integers(0, 40))
+def test_nothing_stands_ready_at_the_cost_of_load(rows: list[tuple[int, int, int, int, int]], devices: int) -> None:
+    """Once all pods are where they belong: what stands ready here leaves as much for the load of those that are no
+    less important as if nothing stood ready."""
+
+    def settled(stands: bool) -> dict[str, int]:
+        claims = [
+            claim(
+                str(index),
+                replicas=replicas,
+                wanted=max(needed, wanted) if stands else needed,
+                needed=needed,
+                priority=priority,
+                per=per,
+            )
+            for index, (replicas, needed, wanted, priority, per) in enumerate(rows)
+        ]
+        for _ in range(len(rows) + 2):  # each round the pods that were taken leave, and what is free is given
+            allowed = allowances(claims, devices)
+            claims = [
+                replace(item, replicas=allowed[item.key], devices_held=allowed[item.key] * item.devices_per_replica)
+                for item in claims
+            ]
+        return {item.key.name: item.replicas for item in claims}
+
+    highest = max(row[3] for row in rows)
+    without, ready = settled(stands=False), settled(stands=True)
+    for index, (_, needed, _, priority, _) in enumerate(rows):
+        if priority == highest:
+            assert min(ready[str(index)], needed) >= min(without[str(index)], needed)

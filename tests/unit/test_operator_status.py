@@ -13,13 +13,14 @@ from pagefleet_operator.errors import SpecError
 from pagefleet_operator.forecast import start_seconds
 from pagefleet_operator.history import History
 from pagefleet_operator.latency import Histogram, Latencies
+from pagefleet_operator.memory import restore_history
 from pagefleet_operator.objective import Verdict
 from pagefleet_operator.parsing import parse
 from pagefleet_operator.plan import Observed, Plan
 from pagefleet_operator.pods import parse_pod
 from pagefleet_operator.settings import ChildSettings
 from pagefleet_operator.standing import Shadow, Standing
-from pagefleet_operator.status import difference, is_urgent, render, render_invalid, restore_history
+from pagefleet_operator.status import difference, is_urgent, render, render_invalid
 from pagefleet_operator.times import timestamp
 from pagefleet_operator.transitions import transitions
 from support.operator_objects import autoscaling, fleet, llmd, llmd_body, pod_body, sample
@@ -255,7 +256,7 @@ def test_an_invalid_spec_keeps_the_rest_of_the_status() -> None:
 
 def test_history_survives_a_restart() -> None:
     history = History(saturation_running=7.6).recommended(5, now=NOW - 100, window_seconds=300)
-    decision = Decision(3, 2, 3, True, "KVBlocks", "", None, Inputs(), history)
+    decision = Decision(3, 2, 3, 3, True, "KVBlocks", "", None, Inputs(), history)
     change = {"time": timestamp(NOW - 50), "from": 3, "to": 5, "inputs": "", "reason": "KVBlocks"}
     made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 9}}, decision=decision)
     status = render(made, history, [change], NOW)
@@ -315,7 +316,7 @@ def test_the_objective_has_its_own_condition() -> None:
     assert holds(facts(pod_body("a"), spec=spec))["SLOMet"] == (True, "TooFewSamples")
     for reason, met in (("ObjectiveMissed", False), ("ObjectiveNotCapacityBound", False), ("ObjectiveMet", True)):
         inputs = Inputs(objective=Verdict(None, met=met, reason=reason))
-        decision = Decision(1, 1, 1, True, "KVBlocks", "", None, inputs, History())
+        decision = Decision(1, 1, 1, 1, True, "KVBlocks", "", None, inputs, History())
         assert holds(facts(pod_body("a"), spec=spec, decision=decision))["SLOMet"] == (met, reason)
 
 
