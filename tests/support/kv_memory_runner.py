@@ -30,6 +30,12 @@ def score(context: Sequence[int], token: int) -> TokenLogprobs:
     return TokenLogprobs(-float(next_token([*context, token])), 1, ())
 
 
+def told(row: ScheduledRequest, token: int) -> TokenLogprobs | None:
+    """What this "model" says of a token it has drawn, when it is asked: all tokens are as likely."""
+    count = row.sampling.logprobs
+    return None if count is None else TokenLogprobs(-1.0, 1, tuple((other, -1.0) for other in range(count)))
+
+
 def expected_scores(prompt: Sequence[int]) -> list[TokenLogprobs]:
     """What a prompt's tokens after the first must get."""
     return [score(prompt[:index], prompt[index]) for index in range(1, len(prompt))]
@@ -71,6 +77,7 @@ class KvMemoryRunner:
         sampled: dict[str, int] = {}
         scores: dict[str, list[TokenLogprobs]] = {}
         failed: dict[str, str] = {}
+        logprobs: dict[str, TokenLogprobs] = {}
         further: dict[str, list[DrawnToken]] = {}
         for row, tokens in zip(output.scheduled, inputs, strict=True):
             context: list[int] = []
@@ -90,12 +97,16 @@ class KvMemoryRunner:
             if row.sample:
                 first, *others = self._draw(context, row)
                 sampled[row.request_id] = first
-                further[row.request_id] = [DrawnToken(token) for token in others]
+                further[row.request_id] = [DrawnToken(token, told(row, token)) for token in others]
+                if (first_told := told(row, first)) is not None:
+                    logprobs[row.request_id] = first_told
             for fork in row.forks:
                 assert row.sample and not row.num_drafts
-                sampled[fork.request_id] = next_token(context, fork.sampling.seed, loops=self._loops)
+                sampled[fork.request_id] = token = next_token(context, fork.sampling.seed, loops=self._loops)
+                if (fork_told := told(row, token)) is not None:
+                    logprobs[fork.request_id] = fork_told
         self._last_drawn = sampled | dict.fromkeys(failed, POISON_TOKEN_ID)
-        return StepResult(sampled, prompt_logprobs=scores, failed=failed, further=further)
+        return StepResult(sampled, logprobs=logprobs, prompt_logprobs=scores, failed=failed, further=further)
 
     def _draw(self, context: Sequence[int], row: ScheduledRequest) -> list[int]:
         """One token, and one more behind each guess that was right."""

@@ -43,12 +43,11 @@ async def answer(
 async def send_whole(request: web.Request, generation: Generation, reply: Reply) -> web.Response:
     """Wait for every choice, then answer. Raises UnavailableError."""
     async with aclosing(generation.deltas()) as deltas:
-        async for _ in deltas:
-            pass
+        async for choice, delta in deltas:
+            await reply.note(choice, delta)
     request[USAGE] = generation.usage
-    return web.Response(
-        body=msgspec.json.encode(reply.whole(generation.choices, generation.usage)), content_type="application/json"
-    )
+    document = await reply.whole(generation.choices, generation.usage)
+    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
 
 
 async def send_stream(
@@ -73,7 +72,7 @@ async def send_stream(
                     data = b""
                     if choice.plan.index not in opened:
                         opened.add(choice.plan.index)
-                        opening = reply.opening(choice)
+                        opening = await reply.opening(choice)
                         data = b"" if opening is None else encode(opening)
                     piece = reply.piece(choice, delta)
                     if piece is not None:

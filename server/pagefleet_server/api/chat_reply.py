@@ -5,12 +5,11 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from pagefleet_server.api.generation import Choice, Usage
-from pagefleet_server.api.logprobs import chat_logprobs
+from pagefleet_server.api.logprobs import Told, chat_logprobs, join_packed
 from pagefleet_server.api.output_text import Delta
 from pagefleet_server.api.parsers.answer import AnswerParser
 from pagefleet_server.api.parsers.parsed import CallPart, Parsed
 from pagefleet_server.api.reply import Document, Reply, describe_end
-from pagefleet_server.core.step import TokenLogprobs
 
 CALL_ID_CHARS = 9
 """Mistral's templates want exactly so many letters and digits; everybody else takes anything."""
@@ -33,11 +32,11 @@ class ChatReply(Reply):
     def _prompt_ids(self, choice: Choice) -> Document:
         return {"prompt_token_ids": choice.plan.prompt_token_ids} if self._with_token_ids else {}
 
-    def whole(self, choices: Sequence[Choice], usage: Usage) -> Document:
+    async def whole(self, choices: Sequence[Choice], usage: Usage) -> Document:
         """What is told of the prompt stands beside the choices."""
-        return super().whole(choices, usage) | self._prompt_logprobs(choices[0])
+        return await super().whole(choices, usage) | await self._prompt_logprobs(choices[0])
 
-    def _whole_choice(self, choice: Choice) -> Document:
+    async def _whole_choice(self, choice: Choice) -> Document:
         parser = self._make_parser()
         parsed = parser.feed("".join(choice.text), last=True)
         message: Document = {"role": "assistant", "content": parsed.content, "refusal": None}
@@ -46,9 +45,10 @@ class ChatReply(Reply):
             message["content"] = parsed.content or None
             message["tool_calls"] = [_describe_call(call) for call in parsed.calls]
         body = {"index": choice.plan.index, "message": message} | self._end(parser, choice.last)
-        return body | self._ids(choice.token_ids) | self._logprobs(choice.token_ids, choice.logprobs)
+        noted = self._noted.get(choice.plan.index)
+        return body | self._ids(choice.token_ids) | {"logprobs": join_packed(noted) if noted else None}
 
-    def _opening_choice(self, choice: Choice) -> Document:
+    async def _opening_choice(self, choice: Choice) -> Document:
         delta = {"role": "assistant", "content": ""}
         return {"index": choice.plan.index, "delta": delta, "logprobs": None} | describe_end(None)
 
@@ -63,7 +63,8 @@ class ChatReply(Reply):
         if not change and not self._must_tell(delta):
             return None
         body = {"index": choice.plan.index, "delta": change} | self._end(parser, delta)
-        return body | self._ids(delta.token_ids) | self._logprobs(delta.token_ids, delta.logprobs)
+        told = list(zip(delta.token_ids, delta.logprobs, strict=self._with_logprobs))
+        return body | self._ids(delta.token_ids) | self._logprobs(choice, told)
 
     def _reasoning(self, parsed: Parsed) -> Document:
         """Under both names that clients know."""
@@ -75,10 +76,11 @@ class ChatReply(Reply):
         end = describe_end(delta)
         return end | {"finish_reason": "tool_calls"} if parser.called and end["finish_reason"] == "stop" else end
 
-    def _logprobs(self, token_ids: Sequence[int], logprobs: Sequence[TokenLogprobs]) -> Document:
+    def _logprobs(self, choice: Choice, told: Told) -> Document:
         if not self._with_logprobs:
             return {"logprobs": None}
-        return {"logprobs": chat_logprobs(list(zip(token_ids, logprobs, strict=True)), self._describe)}
+        drawn = [(token_id, item) for token_id, item in told if item is not None]
+        return {"logprobs": chat_logprobs(drawn, self._describe)}
 
 
 def _describe_call(call: CallPart) -> Document:

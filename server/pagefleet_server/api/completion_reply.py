@@ -3,9 +3,9 @@
 from typing import Any
 
 from pagefleet_server.api.generation import Choice
-from pagefleet_server.api.logprobs import Told, completion_logprobs
+from pagefleet_server.api.logprobs import Told, completion_logprobs, join_packed
 from pagefleet_server.api.output_text import Delta
-from pagefleet_server.api.reply import Document, Reply, describe_end
+from pagefleet_server.api.reply import Document, Reply, describe_end, pack_in_turns
 
 
 class CompletionReply(Reply):
@@ -20,19 +20,20 @@ class CompletionReply(Reply):
         self._offsets: dict[int, int] = {}
         """Choice -> characters of the tokens that have been told."""
 
-    def _whole_choice(self, choice: Choice) -> Document:
+    async def _whole_choice(self, choice: Choice) -> Document:
         text = (choice.plan.prompt_text or "") + "".join(choice.text)
         body = {"index": choice.plan.index, "text": text} | describe_end(choice.last) | self._ids(choice.token_ids)
-        told = [*self._echoed(choice), *zip(choice.token_ids, choice.logprobs, strict=self._with_logprobs)]
-        return body | self._logprobs(choice, told) | self._choice_prompt_ids(choice) | self._prompt_logprobs(choice)
+        noted = self._noted.get(choice.plan.index)
+        body["logprobs"] = join_packed(noted) if noted else None
+        return body | self._choice_prompt_ids(choice) | await self._prompt_logprobs(choice)
 
-    def _opening_choice(self, choice: Choice) -> Document | None:
-        echoed = self._echoed(choice)
+    async def _opening_choice(self, choice: Choice) -> Document | None:
+        echoed = await self._echoed_logprobs(choice)
         if not choice.plan.prompt_text and not self._with_token_ids and not echoed:
             return None
         body = {"index": choice.plan.index, "text": choice.plan.prompt_text or ""} | describe_end(None)
-        told = self._logprobs(choice, echoed) if echoed else {"logprobs": None}
-        return body | self._ids(()) | told | self._choice_prompt_ids(choice)
+        body["logprobs"] = join_packed(echoed) if echoed else None
+        return body | self._ids(()) | self._choice_prompt_ids(choice)
 
     def _piece_choice(self, choice: Choice, delta: Delta) -> Document | None:
         if not delta.text and not self._must_tell(delta):
@@ -43,9 +44,10 @@ class CompletionReply(Reply):
     def _choice_prompt_ids(self, choice: Choice) -> Document:
         return {"prompt_token_ids": choice.plan.prompt_token_ids} if self._with_token_ids else {}
 
-    def _echoed(self, choice: Choice) -> Told:
-        """The prompt's tokens, when they are told in front of the output's."""
-        return choice.prompt_told if self._echo and self._with_logprobs else []
+    async def _echoed_logprobs(self, choice: Choice) -> list[Document]:
+        if not self._echo or not self._with_logprobs:
+            return []
+        return await pack_in_turns(choice.prompt_told, lambda told: self._logprobs(choice, told)["logprobs"])
 
     def _logprobs(self, choice: Choice, told: Told) -> Document:
         if not self._with_logprobs:

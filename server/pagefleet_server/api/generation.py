@@ -17,6 +17,7 @@ from pagefleet_server.client.errors import EngineError
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import TokenLogprobs
+from pagefleet_server.wire import RequestOutput
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,8 +77,6 @@ class Choice:
     num_accepted_tokens: int = 0
     text: list[str] = field(default_factory=list)
     token_ids: list[int] = field(default_factory=list)
-    logprobs: list[TokenLogprobs] = field(default_factory=list)
-    """One for each of token_ids, when asked for."""
     prompt_logprobs: list[TokenLogprobs] = field(default_factory=list)
     """Of the prompt's tokens from the second on, when asked for; all are there before the first delta."""
     pooled: list[bytes] = field(default_factory=list)
@@ -115,6 +114,19 @@ class Usage:
             "total_tokens": self.prompt_tokens + self.completion_tokens,
             "prompt_tokens_details": {"cached_tokens": self.cached_tokens},
         } | ({"completion_tokens_details": guesses} if self.draft_tokens else {})
+
+
+TOKENS_AT_ONCE = 64
+"""Tokens that came while the consumer was busy are handed out so many at a time: with log-probabilities each may cost
+a tenth of a millisecond to write."""
+
+
+def cut_output(output: RequestOutput) -> Iterator[tuple[Sequence[int], str | None, Sequence[TokenLogprobs]]]:
+    """Token ids, finish reason and log-probabilities, the reason with the last ones; at least once."""
+    ids, logprobs = output.token_ids, output.logprobs or ()
+    for start in range(0, max(1, len(ids)), TOKENS_AT_ONCE):
+        end = start + TOKENS_AT_ONCE
+        yield ids[start:end], output.finish_reason if end >= len(ids) else None, logprobs[start:end]
 
 
 def batched(plans: Sequence[ChoicePlan], size: int) -> Iterator[Sequence[ChoicePlan]]:
@@ -235,16 +247,18 @@ class Generation:
                     output.num_draft_tokens,
                     output.num_accepted_tokens,
                 )
-                delta = choice.output.feed(output.token_ids, output.finish_reason, output.logprobs or ())
-                choice.text.append(delta.text)
-                choice.token_ids.extend(delta.token_ids)
-                choice.logprobs.extend(delta.logprobs)
-                if delta.finish_reason is not None:
-                    choice.last = delta
-                    self._end(choice, delta.finish_reason)
-                yield delta
-                if delta.finish_reason is not None:
-                    return
+                for piece in cut_output(output):
+                    delta = choice.output.feed(*piece)
+                    choice.text.append(delta.text)
+                    choice.token_ids.extend(delta.token_ids)
+                    if delta.finish_reason is not None:
+                        choice.last = delta
+                        self._end(choice, delta.finish_reason)
+                    yield delta
+                    if delta.finish_reason is not None:
+                        return
+                    if len(output.token_ids) > TOKENS_AT_ONCE:
+                        await asyncio.sleep(0)
             raise self._expired or EngineError("the request was ended by the server")
         except EngineError as error:
             self._reason = "error"
