@@ -1,6 +1,7 @@
 """The fault matrix: each fault ends in the named condition and a safe replica count, and touches nothing else."""
 
 import asyncio
+import contextlib
 import re
 import signal
 from collections.abc import AsyncIterator, Awaitable, Callable
@@ -339,6 +340,58 @@ async def test_a_stopped_leader_is_followed_and_writes_nothing_when_it_wakes(
         await cluster.client.delete(LLMDS, "fenced", "default")
     finally:
         await standby.stop()
+        await cluster.operator.start()
+
+
+async def test_a_write_of_a_stopped_leader_that_arrives_late_is_refused(
+    cluster: OperatorCluster, tmp_path: Path
+) -> None:
+    """The lease keeps a leader from sending; what it had sent before it was stopped, its uid and version fence."""
+    standby = OperatorProcess(cluster.operator.kubeconfig, tmp_path / "standby.log", LEASE)
+    leader = cluster.operator.process
+    assert leader is not None
+    path = "/apis/apps/v1/namespaces/default/deployments/late"
+    caught, released = asyncio.Event(), asyncio.Event()
+
+    async def hold(request: web.Request) -> None:
+        if request.method == "PATCH" and request.path == path and not caught.is_set():
+            caught.set()
+            await released.wait()
+
+    await cluster.create({"replicas": 1}, name="late")
+    await cluster.condition("Available", "True", name="late")
+    await standby.start()
+    try:
+        cluster.proxy.delay = hold
+        await cluster.client.patch(LLMDS, "late", {"spec": {"replicas": 2}}, "default")
+        async with asyncio.timeout(20):
+            await caught.wait()
+        leader.send_signal(signal.SIGSTOP)
+        await cluster.client.patch(LLMDS, "late", {"spec": {"replicas": 3}}, "default")
+
+        async def followed() -> bool:
+            return len(await cluster.pods("late")) == 3
+
+        await cluster.until(followed, "the standby took over", seconds=30)
+        before = len(cluster.proxy.seen)
+        released.set()
+
+        async def arrived() -> list[int]:
+            return [seen.status for seen in cluster.proxy.seen[before:] if (seen.method, seen.path) == ("PATCH", path)]
+
+        assert await cluster.until(arrived, "the late write") == [409]
+        leader.send_signal(signal.SIGCONT)
+        async with asyncio.timeout(15):
+            assert await leader.wait() == 2
+        assert len(await cluster.pods("late")) == 3
+        await cluster.client.delete(LLMDS, "late", "default")
+    finally:
+        released.set()
+        with contextlib.suppress(ProcessLookupError):  # it has ended
+            leader.send_signal(signal.SIGCONT)
+        cluster.proxy.delay = None
+        await standby.stop()
+        await cluster.operator.stop()
         await cluster.operator.start()
 
 

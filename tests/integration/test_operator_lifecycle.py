@@ -413,6 +413,7 @@ async def test_the_role_grants_what_was_used_and_nothing_else(
         seen.path.partition("/llmdeployments/")[2] for seen in cluster.proxy.writes() if "/llmdeployments/" in seen.path
     }
     assert {path.partition("/")[2] for path in paths} == {"status", "scale"}, "no finalizer, no annotation, ever"
+    assert [seen for seen in cluster.proxy.seen if seen.is_unguarded] == [], "what comes late would not be refused"
     used = {found for seen in cluster.proxy.seen if (found := permission(seen)) is not None}
     assert used <= granted
     everything = {name for name in globals() if name.startswith("test_")}

@@ -1,7 +1,8 @@
 """A reverse proxy before an API server that notes every request and can fail on demand."""
 
 import contextlib
-from collections.abc import Callable
+import json
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
 from typing import Self
 
@@ -19,6 +20,8 @@ class Seen:
     """WATCH for a GET that watches."""
     path: str
     status: int
+    is_unguarded: bool = False
+    """It changed an object that was there without naming the uid and the version of what it had seen."""
 
 
 @dataclass
@@ -29,6 +32,8 @@ class RecordingProxy:
     seen: list[Seen] = field(default_factory=list)
     fault: Callable[[web.Request], web.Response | None] | None = None
     """Answers instead of the API server when it returns a response."""
+    delay: Callable[[web.Request], Awaitable[None]] | None = None
+    """Awaited before a request goes on, with its whole body: for requests that arrive late."""
     is_cut: bool = False
     """No answer at all: connections break."""
     url: str = ""
@@ -67,10 +72,13 @@ class RecordingProxy:
             return answer
         headers = {key: value for key, value in request.headers.items() if key.lower() not in HOP_HEADERS}
         body = await request.read()
+        if self.delay is not None:
+            await self.delay(request)
         async with self._session.request(
             request.method, self.upstream + str(request.rel_url), data=body, headers=headers
         ) as upstream:
-            self.seen.append(Seen(_verb(request), request.path, upstream.status))
+            unguarded = request.method not in ("GET", "POST") and upstream.status == 200 and not _is_guarded(body)
+            self.seen.append(Seen(_verb(request), request.path, upstream.status, unguarded))
             kept = {key: value for key, value in upstream.headers.items() if key.lower() not in HOP_HEADERS}
             response = web.StreamResponse(status=upstream.status, headers=kept)
             with contextlib.suppress(ConnectionResetError):  # the client went away
@@ -85,3 +93,9 @@ class RecordingProxy:
 
 def _verb(request: web.Request) -> str:
     return "WATCH" if request.query.get("watch") in ("1", "true") else request.method
+
+
+def _is_guarded(body: bytes) -> bool:
+    decoded = json.loads(body or b"{}")
+    known = decoded.get("preconditions") or decoded.get("metadata") or {}
+    return bool(known.get("uid") and known.get("resourceVersion"))
