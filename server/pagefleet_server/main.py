@@ -6,7 +6,7 @@ import logging
 import os
 import resource
 import sys
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
 from typing import NoReturn
 
 import uvloop
@@ -14,14 +14,16 @@ import uvloop
 from pagefleet_server.api.exit_code import ExitCode
 from pagefleet_server.cli import BadSettingError, parse_settings
 from pagefleet_server.client.engine_client import EngineClient
-from pagefleet_server.log import configure_logging
+from pagefleet_server.log import LOGGER, configure_logging
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.hub import hub_model
-from pagefleet_server.settings import ServerSettings
+from pagefleet_server.settings import EngineSettings, ServerSettings
+from pagefleet_server.stop_signals import StopSignals
 
 
 def main() -> None:
     """Parse, serve, exit with an ExitCode."""
+    open_standard_streams()
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
     except BadSettingError as error:
@@ -31,18 +33,25 @@ def main() -> None:
     run_to_end(serve(settings))
 
 
-async def serve(settings: ServerSettings) -> ExitCode:
+async def serve(
+    settings: ServerSettings, *, make_client: Callable[[EngineSettings], EngineClient] = EngineClient
+) -> ExitCode:
     """Serve, with the engine as the first thing that starts: it takes longest, and this process has much to import
     meanwhile. The engine of a model that a hub has yet to send waits for it."""
-    client = EngineClient(settings.engine)
-    try:
-        if _is_here(settings.engine.model.model):
-            await client.start()
-        from pagefleet_server.api.server import Server
+    with StopSignals().handled() as signals:
+        client = make_client(settings.engine)
+        try:
+            if _is_here(settings.engine.model.model):
+                try:
+                    await client.start()
+                except OSError as error:
+                    LOGGER.error("the engine process cannot be started: %s; raise the limit that it names", error)
+                    return ExitCode.FAILED
+            from pagefleet_server.api.server import Server
 
-        return await Server(settings, make_client=lambda _: client).run()
-    finally:
-        await client.stop(timeout_seconds=0)
+            return await Server(settings, client=client, signals=signals).run()
+        finally:
+            await client.stop(timeout_seconds=0)
 
 
 def _is_here(model: str) -> bool:
@@ -50,6 +59,16 @@ def _is_here(model: str) -> bool:
         return hub_model(model) is None
     except ModelError:
         return False  # told later, by who would download it
+
+
+def open_standard_streams() -> None:
+    """Where stdin, stdout or stderr was closed, put /dev/null: a socket that got such a number would be taken for one,
+    in the engine process too."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # gets the lowest free number
 
 
 def allow_open_files() -> None:

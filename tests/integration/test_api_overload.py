@@ -269,7 +269,7 @@ async def test_a_taken_port_ends_the_server_with_the_reason(tmp_path: Path) -> N
         command = memory_command("fine", tmp_path / "model", "--port", port)
         with running(command, tmp_path / "second.log") as second:
             assert await asyncio.to_thread(second.wait_exit) == 1
-            assert f"cannot listen on 127.0.0.1 port {port}" in second.log
+            assert f"cannot listen on --host 127.0.0.1 --port {port}" in second.log
 
 
 async def test_nothing_is_left_behind_by_disconnects_at_any_byte(tmp_path: Path) -> None:

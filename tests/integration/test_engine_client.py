@@ -199,7 +199,7 @@ async def test_failed_step_ends_the_engine_with_the_reason() -> None:
 @pytest.mark.parametrize(
     ("model", "want", "code"),
     [
-        ("missing", "ModelError: model 'missing' is not there", ExitCode.BAD_MODEL),
+        ("missing", "^model 'missing' is not there", ExitCode.BAD_MODEL),
         ("no-memory", "MemoryError: no room", ExitCode.START_FAILED),
     ],
 )

@@ -24,11 +24,10 @@ import aiohttp
 import psutil
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
-from pagefleet_server.api.server import Server
 from pagefleet_server.cli import parse_settings
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.log import configure_logging
-from pagefleet_server.main import run_to_end
+from pagefleet_server.main import run_to_end, serve
 from pagefleet_server.settings import EngineSettings
 from support.kv_memory_runner import VOCAB_SIZE
 from support.memory_engine import ENGINE_COMMAND
@@ -69,7 +68,7 @@ def main() -> None:
         command = NEVER_READY if fault == "never-ready" else ENGINE_COMMAND
         return EngineClient(dataclasses.replace(settings, model=model), command=command)
 
-    run_to_end(Server(parse_settings(argv, os.environ), make_client=make_client).run())
+    run_to_end(serve(parse_settings(argv, os.environ), make_client=make_client))
 
 
 class RunningServer:

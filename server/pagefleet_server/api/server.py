@@ -3,9 +3,8 @@
 import asyncio
 import contextlib
 import os
-import signal
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
@@ -29,14 +28,14 @@ from pagefleet_server.log import HTTP_LOGGER, LOGGER, tell_in_one_line
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.models.download import DownloadError, make_download
 from pagefleet_server.models.hub import hub_model
-from pagefleet_server.settings import EngineSettings, ServerSettings
+from pagefleet_server.settings import ServerSettings
+from pagefleet_server.stop_signals import StopSignals
 from pagefleet_server.tokenizer import read_template
 
 TEXT_THREADS = 2
+LISTEN_ADVICE = "choose a free port and an address of this machine, such as 127.0.0.1, 0.0.0.0 or ::"
 LAST_WORDS_SECONDS = 2.0
 """Open answers get so long to write their last event before the connections are cut."""
-
-
 LINGER_SECONDS = 2.0
 """The rest of a body that nobody reads is taken in for so long, so that the client sees the answer and no reset."""
 STOP_SECONDS = 2.0
@@ -44,19 +43,22 @@ STOP_SECONDS = 2.0
 
 
 class Server:
-    """One server process. run() must be called in the main thread's event loop. `make_client` may give a client that
-    was started before."""
+    """One server process. run() must be called in the main thread's event loop, within `signals.handled()`. The
+    `client` may have been started before."""
 
     def __init__(
         self,
         settings: ServerSettings,
         *,
-        make_client: Callable[[EngineSettings], EngineClient] = EngineClient,
+        client: EngineClient,
+        signals: StopSignals,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         self._settings = settings
-        self._make_client = make_client
+        self._client = client
+        self._signals = signals
         self._clock = clock
+        self._model_refused = False  # and told
 
     async def run(self) -> ExitCode:
         """Serve until a signal or the engine's end; leaves no process behind."""
@@ -74,7 +76,7 @@ class Server:
         except TracingUnavailableError as error:
             LOGGER.error("--otlp-endpoint: %s", error)
             return ExitCode.USAGE
-        client = self._make_client(self._settings.engine)
+        client = self._client
         service = Service(
             self._settings,
             model_name=name,
@@ -95,18 +97,16 @@ class Server:
             keepalive_timeout=http.keep_alive_seconds,
             shutdown_timeout=LAST_WORDS_SECONDS,
         )
-        interrupted = asyncio.Event()
-        with handle_signals({signal.SIGTERM: service.begin_drain, signal.SIGINT: interrupted.set}):
-            try:
-                if not await self._listen(runner):
-                    return ExitCode.FAILED
-                with ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text") as pool:
-                    return await self._live(service, pool, interrupted)
-            finally:
-                await client.stop(timeout_seconds=STOP_SECONDS if client.ready else 0.0)  # a starting one cannot listen
-                await runner.cleanup()
-                if service.tracing is not None:
-                    await asyncio.to_thread(service.tracing.close)
+        try:
+            if not await self._listen(runner):
+                return ExitCode.FAILED
+            with ThreadPoolExecutor(TEXT_THREADS, thread_name_prefix="text") as pool:
+                return await self._live(service, pool)
+        finally:
+            await client.stop(timeout_seconds=STOP_SECONDS if client.ready else 0.0)  # a starting one cannot listen
+            await runner.cleanup()
+            if service.tracing is not None:
+                await asyncio.to_thread(service.tracing.close)
 
     async def _listen(self, runner: web.AppRunner) -> bool:
         http = self._settings.http
@@ -114,19 +114,21 @@ class Server:
         try:
             await web.TCPSite(runner, http.host, http.port, backlog=1024).start()
         except OSError as error:
-            LOGGER.error("cannot listen on %s port %d: %s", http.host, http.port, error.strerror or error)
+            reason = error.strerror or error
+            LOGGER.error("cannot listen on --host %s --port %d: %s; %s", http.host, http.port, reason, LISTEN_ADVICE)
             return False
-        for address in runner.addresses:
-            LOGGER.info("listening on http://%s:%d", address[0], address[1])
+        for host, port, *_ in runner.addresses:
+            LOGGER.info("listening on http://%s:%d", f"[{host}]" if ":" in host else host, port)
         return True
 
-    async def _live(self, service: Service, pool: ThreadPoolExecutor, interrupted: asyncio.Event) -> ExitCode:
+    async def _live(self, service: Service, pool: ThreadPoolExecutor) -> ExitCode:
         """Everything that can end the server, each as a task that gives the exit code; the first one decides."""
         endings = {
             asyncio.create_task(self._load(service, pool), name="load"),
             asyncio.create_task(self._watch_engine(service), name="engine"),
             asyncio.create_task(self._drain(service), name="drain"),
-            asyncio.create_task(self._interrupt(interrupted), name="interrupt"),
+            asyncio.create_task(self._terminate(service), name="terminate"),
+            asyncio.create_task(self._interrupt(), name="interrupt"),
         }
         try:
             while True:
@@ -142,7 +144,7 @@ class Server:
     async def _load(self, service: Service, pool: ThreadPoolExecutor) -> ExitCode | None:
         """Text side and engine at the same time. None: both are there."""
         begun = self._clock()
-        LOGGER.info("loading %s as %r", self._settings.engine.model.model, service.model_name)
+        LOGGER.info("loading %r as %r", self._settings.engine.model.model, service.model_name)
         loop = asyncio.get_running_loop()
         try:
             fetched = await self._fetch(service)
@@ -152,8 +154,7 @@ class Server:
             text: TextModel = await loop.run_in_executor(pool, self._load_text, model, pool)
             defaults = load_generation_defaults(model) if self._settings.engine.model.generation_config else {}
         except (ModelError, BadRequestError) as error:
-            LOGGER.error("the model cannot be served: %s", error)
-            return ExitCode.BAD_MODEL
+            return self._refuse_model(str(error))
         except DownloadError as error:
             LOGGER.error("the model cannot be downloaded: %s", error)
             return ExitCode.FAILED
@@ -194,9 +195,20 @@ class Server:
     async def _watch_engine(self, service: Service) -> ExitCode:
         error = await service.client.on_death
         service.tracker.on_death()
+        if error.return_code == ExitCode.BAD_MODEL:
+            return self._refuse_model(error.reason)
+        if self._signals.interrupted.is_set():
+            return ExitCode.INTERRUPTED  # ctrl-C reaches both processes; this one may have been too young to ignore it
         LOGGER.error("the engine died: %s", error.reason)
         await self._wait_for_idle(service, LAST_WORDS_SECONDS)
-        return ExitCode.BAD_MODEL if error.return_code == ExitCode.BAD_MODEL else ExitCode.FAILED
+        return ExitCode.FAILED
+
+    def _refuse_model(self, reason: str) -> ExitCode:
+        """Told once: both processes read the model, and find the same fault."""
+        if not self._model_refused:
+            LOGGER.error("the model cannot be served: %s", reason)
+        self._model_refused = True
+        return ExitCode.BAD_MODEL
 
     async def _drain(self, service: Service) -> ExitCode | None:
         """None: there are no open requests because the engine died."""
@@ -225,8 +237,13 @@ class Server:
         LOGGER.info("drained")
         return ExitCode.OK
 
-    async def _interrupt(self, interrupted: asyncio.Event) -> ExitCode:
-        await interrupted.wait()
+    async def _terminate(self, service: Service) -> None:
+        """_drain says how it ends."""
+        await self._signals.terminated.wait()
+        service.begin_drain()
+
+    async def _interrupt(self) -> ExitCode:
+        await self._signals.interrupted.wait()
         LOGGER.info("interrupted")
         return ExitCode.INTERRUPTED
 
@@ -248,17 +265,3 @@ def name_model(path: str) -> str:
             return found.repo.partition("/")[2]
     last = Path(path)
     return (last.stem if last.suffix == ".gguf" else last.name) or path
-
-
-@contextlib.contextmanager
-def handle_signals(handlers: dict[signal.Signals, Callable[[], None]]) -> Iterator[None]:
-    """Call these in the running loop instead of the default actions. Afterwards the signals are ignored: the exit code
-    is decided, and a late SIGTERM must not change it."""
-    loop = asyncio.get_running_loop()
-    for number, handler in handlers.items():
-        loop.add_signal_handler(number, handler)
-    try:
-        yield
-    finally:
-        for number in handlers:
-            signal.signal(number, signal.SIG_IGN)

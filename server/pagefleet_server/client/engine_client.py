@@ -20,7 +20,7 @@ from pagefleet_server.client.errors import (
 )
 from pagefleet_server.client.request_stream import RequestStream
 from pagefleet_server.core.sampling_params import SamplingParams
-from pagefleet_server.engine.exit_code import describe_exit
+from pagefleet_server.engine.exit_code import ExitCode, describe_exit
 from pagefleet_server.frames import HEADER_BYTES, MAX_FRAME_BYTES, FrameError, encode_frame
 from pagefleet_server.settings import EngineSettings
 from pagefleet_server.wire import (
@@ -36,6 +36,7 @@ from pagefleet_server.wire import (
     StepDone,
     Stop,
     ToEngine,
+    write_samplings,
 )
 
 ENGINE_COMMAND = (sys.executable, "-P", "-m", "pagefleet_server.engine")
@@ -197,15 +198,13 @@ class EngineClient:
         limit = self._settings.scheduler.max_num_seqs
         if not 1 <= len(samplings) <= limit:
             raise RequestRefusedError(f"{len(samplings)} sequences of one prompt wanted; 1 to {limit} can run at once")
-        longest = max(samplings, key=lambda sampling: sampling.max_tokens)
-        for sampling in (longest, min(samplings, key=lambda sampling: sampling.max_tokens)):
-            check_request(prompt_token_ids, sampling, self.ready)
+        check_request(prompt_token_ids, samplings, self.ready)
         request_ids = [f"r{next(self._ids)}" for _ in samplings]
         self._send(
             AddRequests(
                 request_ids,
                 list(prompt_token_ids),
-                list(samplings),
+                write_samplings(samplings),
                 self._clock(),
                 tenant=tenant,
                 cache_salt=cache_salt,
@@ -319,7 +318,9 @@ class EngineClient:
         if reason is None:
             ended = "its socket closed" if return_code is None else describe_exit(return_code)
             reason = f"the engine ended with {ended}"
-            if self._failed_reason is not None:
+            if return_code == ExitCode.BAD_MODEL and self._failed_reason is not None:
+                reason = self._failed_reason
+            elif self._failed_reason is not None:
                 reason = f"{self._failed_reason} ({reason})"
         self.dead = EngineDeadError(reason, return_code=return_code)
         streams, self._streams = self._streams, {}
@@ -330,22 +331,23 @@ class EngineClient:
             self.on_death.set_result(self.dead)
 
 
-def check_request(prompt_token_ids: Sequence[int], sampling: SamplingParams, ready: Ready) -> None:
+def check_request(prompt_token_ids: Sequence[int], samplings: Sequence[SamplingParams], ready: Ready) -> None:
     """Raise RequestRefusedError when the engine could never run it."""
     num_prompt = len(prompt_token_ids)
     if num_prompt == 0:
         raise RequestRefusedError("the prompt has no tokens; at least 1 is needed")
-    if sampling.max_tokens < 1:
-        raise RequestRefusedError(f"max_tokens is {sampling.max_tokens}; at least 1 is needed")
-    if sampling.pooling != ready.pooling:
-        raise RequestRefusedError(
-            f"the model's results are {ready.pooling or 'texts'}, not {sampling.pooling or 'texts'}"
-        )
-    if num_prompt + sampling.num_drawn > ready.max_model_len:
-        raise RequestRefusedError(
-            f"{num_prompt} prompt tokens plus max_tokens {sampling.max_tokens} are"
-            f" {num_prompt + sampling.max_tokens} tokens; the limit is {ready.max_model_len}"
-        )
+    for sampling in samplings:
+        if sampling.max_tokens < 1:
+            raise RequestRefusedError(f"max_tokens is {sampling.max_tokens}; at least 1 is needed")
+        if sampling.pooling != ready.pooling:
+            raise RequestRefusedError(
+                f"the model's results are {ready.pooling or 'texts'}, not {sampling.pooling or 'texts'}"
+            )
+        if num_prompt + sampling.num_drawn > ready.max_model_len:
+            raise RequestRefusedError(
+                f"{num_prompt} prompt tokens plus max_tokens {sampling.max_tokens} are"
+                f" {num_prompt + sampling.max_tokens} tokens; the limit is {ready.max_model_len}"
+            )
     low, high = min(prompt_token_ids), max(prompt_token_ids)
     if low < 0 or high >= ready.vocab_size:
         wrong = low if low < 0 else high

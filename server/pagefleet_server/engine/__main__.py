@@ -1,36 +1,12 @@
 """`python -m pagefleet_server.engine`: started by the API process only."""
 
-import contextlib
-import gc
 import sys
-from collections.abc import Iterator
 
-from pagefleet_server.engine.process import main
-from pagefleet_server.engine.runner_protocol import Runner
-from pagefleet_server.models.checkpoint import open_checkpoint
-from pagefleet_server.models.load_progress import Progress
-from pagefleet_server.settings import EngineSettings
-
-
-def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
-    """The real one. Imported here: torch takes seconds, and the API should hear of it meanwhile; a model that is not
-    there is told before that."""
-    open_checkpoint(settings.model.model, need_weights=settings.model.load_format != "dummy")
-    progress("load_weights", "importing torch")
-    with _without_collections():
-        from pagefleet_server.runner.runner import build_runner as build
-    return build(settings, progress)
-
-
-@contextlib.contextmanager
-def _without_collections() -> Iterator[None]:
-    """What a module makes stays; looking for garbage in it, now and at every later collection, takes a tenth of a
-    start."""
-    gc.disable()
-    yield
-    gc.freeze()
-    gc.enable()
-
+from pagefleet_server.engine.parent import leave_signals_to_parent
 
 if __name__ == "__main__":
+    leave_signals_to_parent()  # before all that takes longer to import: ctrl-C comes at any time
+    from pagefleet_server.engine.process import main
+    from pagefleet_server.engine.real_runner import build_runner
+
     main(sys.argv[1:], build_runner)

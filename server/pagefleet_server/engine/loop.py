@@ -10,7 +10,16 @@ from pagefleet_server.core.scheduler import RequestRefused, Scheduler
 from pagefleet_server.core.step import StepResult
 from pagefleet_server.engine.channel import Channel
 from pagefleet_server.engine.runner_protocol import Runner
-from pagefleet_server.wire import AbortRequests, AddRequests, Gauges, RequestOutput, ResetPrefixCache, StepDone, Stop
+from pagefleet_server.wire import (
+    AbortRequests,
+    AddRequests,
+    Gauges,
+    RequestOutput,
+    ResetPrefixCache,
+    StepDone,
+    Stop,
+    read_samplings,
+)
 
 _logger = logging.getLogger(__name__)
 
@@ -71,7 +80,7 @@ class EngineLoop:
                     self.scheduler.add_group(
                         message.request_ids,
                         message.prompt_token_ids,
-                        message.samplings,
+                        read_samplings(message.samplings),
                         arrival_time=message.arrival_time,
                         tenant=message.tenant,
                         cache_salt=message.cache_salt,

@@ -149,10 +149,10 @@ def _ready(runner: Runner) -> Ready:
 
 def _fail(channel: Channel, error: Exception, what: str, code: ExitCode) -> ExitCode:
     text = " ".join(str(error).split()) or "no message"  # a line: the last one of the log is what Kubernetes shows
-    reason = f"{what}: {type(error).__name__}: {text}"[:MAX_REASON_CHARS]
     if code is ExitCode.BAD_MODEL:
-        log.error("%s", reason)
+        reason = text[:MAX_REASON_CHARS]  # the API process tells it, and ends
     else:
+        reason = f"{what}: {type(error).__name__}: {text}"[:MAX_REASON_CHARS]
         log.error("%s", reason, exc_info=error)
     channel.send(Failed(reason))
     return code
