@@ -102,7 +102,8 @@ class SchedulerSettings:
     max_step_ms: Annotated[float, Meta(ge=0)] = 35.0
     """Prompts that enter beside running streams are cut so that a step takes about so long, by what earlier steps took.
     Lower: smoother streams, later first tokens. A step may always take twice as long as its decodes alone, and longer
-    while more prompts than streams are there: so many times as there are prompts to one stream, up to 6. 0: off."""
+    while there are fewer than three streams to one prompt: three times as long with as many prompts as streams, six
+    times at most. 0: off."""
     speculative_tokens: Annotated[int, Meta(ge=0, le=16)] = 0
     """Prompt-lookup speculation: tokens guessed at most for a request in one step, from what followed its last tokens
     before, in prompt or output, and checked in that step; 0..16. The same tokens come, sooner where a text repeats

@@ -6,19 +6,19 @@ from pagefleet_server.core.step_time import StepTimeModel, StepWork
 
 MIN_CHUNK_TOKENS = 16
 """Of the first prompt in a step, whatever the step-time model says: prompts must get in."""
-
-
+PROMPT_WEIGHT = 3.0
+"""Streams that one prompt outweighs: a first token is waited for longest, and a small chunk pays for the rows of all
+streams again."""
 MAX_STRETCH = 6.0
-"""Of the bound on a step's time, while more prompts wait for their first token than streams for their next."""
+"""Of the bound on a step's time."""
 
 
 class ChunkPolicy:
     """By the token budget; by the rows of logits that scoring a prompt needs; and, beside decodes, by time.
 
     The bound is for the streams: a longer step holds up each of them a little, while larger chunks compute prompts in
-    less time altogether, so that everybody who waits for a first token gets it sooner. Where streams are in the
-    majority the bound holds as it is; otherwise it stretches by as many prompts as there are to one stream, up to
-    MAX_STRETCH.
+    less time altogether, so that everybody who waits for a first token gets it sooner. With PROMPT_WEIGHT streams to
+    one prompt, or more, the bound holds as it is; with fewer it stretches by as much, up to MAX_STRETCH.
     """
 
     def __init__(self, max_step_seconds: float | None) -> None:
@@ -41,7 +41,7 @@ class ChunkPolicy:
             decodes_only = self._step_time.predict(plan.work)
             if decodes_only is None:
                 return count
-            stretch = min(MAX_STRETCH, max(1.0, plan.num_prompts / len(plan.decodes)))
+            stretch = min(MAX_STRETCH, max(1.0, PROMPT_WEIGHT * plan.num_prompts / len(plan.decodes)))
             plan.max_seconds = max(self._max_step_seconds * stretch, 2 * decodes_only)
         fitting = self._step_time.largest_chunk(plan.work, request.num_computed, plan.max_seconds)
         if fitting is None:
