@@ -21,19 +21,20 @@ units (`512MiB`, `2GiB`), durations are in seconds unless the name says otherwis
 def render() -> str:
     """The page."""
     parts = [HEAD]
-    for subject, flags in groupby(list_flags(), key=lambda flag: flag.path[:-1]):
-        title = subject[-1].replace("_", " ").capitalize() if subject else "Server"
-        parts.append(f"\n## {title}\n\n| Flag, variable | Default | Meaning |\n| --- | --- | --- |\n")
+    for subject, flags in groupby(list_flags(), key=lambda flag: flag.subject):
+        parts.append(f"\n## {subject}\n\n| Flag, variable | Default | Meaning |\n| --- | --- | --- |\n")
         parts += [_row(flag) for flag in flags]
     return "".join(parts)
 
 
 def _row(flag: Flag) -> str:
-    meaning = " ".join(flag.doc.split()).replace("|", "\\|")
+    meaning = " ".join(flag.help.split()).replace("|", "\\|")
     if flag.choices:
         meaning += f" One of {', '.join(f'`{value}`' for value in flag.choices)}."
     bounds = _bounds(flag)
-    default = "required" if flag.required else "" if flag.default in (None, "", False) else f"`{flag.default}`"
+    default = (
+        "required" if flag.required else "" if flag.default in (None, "") or flag.kind is bool else f"`{flag.default}`"
+    )
     return f"| `{flag.option}`<br>`{flag.variable}` | {default} | {meaning}{bounds} |\n"
 
 

@@ -2,13 +2,16 @@
 
 import argparse
 import ast
+import difflib
 import inspect
 import re
 import textwrap
 import types
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, fields, is_dataclass
-from typing import Annotated, Any, Union, get_args, get_origin, get_type_hints
+from importlib.metadata import version
+from itertools import groupby
+from typing import Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints
 
 import msgspec
 
@@ -17,6 +20,8 @@ from pagefleet_server.settings import Choices, ServerSettings
 ENV_PREFIX = "PAGEFLEET_"
 SERVICE_LINK = "tcp://"
 """Kubernetes gives pods PAGEFLEET_PORT=tcp://... when a Service of that namespace is named pagefleet: not ours."""
+ORIGIN = re.compile(r"\*|https?://[^\s/?#,]+")
+"""What a browser sends as Origin, or all of them."""
 SIZE_UNITS = {"": 1, "b": 1}
 SIZE_UNITS |= {f"{u}ib": 1024**i for i, u in enumerate("kmgt", 1)}
 SIZE_UNITS |= {f"{u}i": 1024**i for i, u in enumerate("kmgt", 1)}
@@ -58,6 +63,16 @@ class Flag:
     def negated(self) -> bool:
         """A switch that is on by default is turned off by `--no-...`."""
         return self.kind is bool and self.default is True
+
+    @property
+    def help(self) -> str:
+        """What it does."""
+        return f"Turns this off: {self.doc}" if self.negated else self.doc
+
+    @property
+    def subject(self) -> str:
+        """`Model`: the heading that it stands under."""
+        return self.path[-2].replace("_", " ").capitalize()
 
     @property
     def is_size(self) -> bool:
@@ -124,9 +139,13 @@ def parse_value(flag: Flag, text: str, source: str) -> object:
 
 
 def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServerSettings:
-    """Settings from flags and environment. Raises BadSettingError; exits by itself for --help and unknown flags."""
+    """Settings from flags and environment. Raises BadSettingError; exits by itself for --help and --version."""
     flags = list(list_flags())
-    given = vars(_make_parser(flags).parse_args(list(argv)))
+    known, unknown = _make_parser(flags).parse_known_args(list(argv))
+    if unknown:
+        guess = _nearest(unknown[0].partition("=")[0], (flag.option for flag in flags))
+        raise BadSettingError(f"{unknown[0][:100]!r} is no flag{guess}; --help lists them")
+    given = vars(known)
     tree: dict[str, Any] = {}
     for flag in flags:
         if given[flag.name] is not None:
@@ -146,8 +165,31 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServerSet
     return settings
 
 
+def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
+    """A line for each variable that looks like one of ours and is none."""
+    names = {flag.variable.removeprefix(ENV_PREFIX) for flag in list_flags()}
+    ours = (name.removeprefix(ENV_PREFIX) for name in sorted(environ) if name.startswith(ENV_PREFIX))
+    guesses = ((name, _nearest(name, names, ENV_PREFIX)) for name in ours if name not in names)
+    return [f"{ENV_PREFIX}{name} is no setting and does nothing{guess}" for name, guess in guesses if guess]
+
+
+def _nearest(name: str, names: Iterable[str], prefix: str = "") -> str:
+    """`; did you mean --port?`, or nothing."""
+    found = difflib.get_close_matches(name, list(names), n=1, cutoff=0.8)
+    return f"; did you mean {prefix}{found[0]}?" if found else ""
+
+
 def _check_together(settings: ServerSettings) -> None:
     """What one annotation cannot say."""
+    scheme, separator, rest = settings.engine.model.model.partition("://")
+    if separator and scheme != "hf":
+        advice = f"write the path itself, /{rest.lstrip('/')}" if scheme == "file" else "write a path, or hf://org/name"
+        raise BadSettingError(f"--model: {settings.engine.model.model[:200]!r}: no {scheme[:20]}:// here; {advice}")
+    for origin in filter(None, map(str.strip, settings.http.cors_allow_origins.split(","))):
+        if not ORIGIN.fullmatch(origin):
+            raise BadSettingError(
+                f"--cors-allow-origins: {origin[:100]!r} is no origin; write them as https://chat.example.org, or *"
+            )
     block_size = settings.engine.cache.block_size
     if block_size & (block_size - 1):
         raise BadSettingError(f"--block-size: {block_size} is no power of two; use 8, 16, 32, 64, 128 or 256")
@@ -164,21 +206,33 @@ def _check_together(settings: ServerSettings) -> None:
         )
 
 
+class _Parser(argparse.ArgumentParser):
+    """Tells a fault in one line instead of behind sixty flags."""
+
+    def error(self, message: str) -> NoReturn:
+        raise BadSettingError(f"{message}; --help lists all flags")
+
+
 def _make_parser(flags: Sequence[Flag]) -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+    parser = _Parser(
         prog="pagefleet-server",
+        usage="pagefleet-server --model MODEL [flag ...]",
         description="Serves one model over the OpenAI API with paged attention.",
         epilog=f"Every flag has an environment variable: {ENV_PREFIX} and its name in capitals, with underscores.",
         allow_abbrev=False,
     )
-    for flag in flags:
-        default = "required" if flag.required else f"default: {_show(flag)}"
-        text = f"{flag.doc} [{default}; {flag.variable}]".replace("%", "%%")
-        if flag.kind is bool:
-            parser.add_argument(flag.option, dest=flag.name, action="store_const", const="true", help=text)
-            continue
-        unit = "BYTES" if flag.is_size else "SECONDS" if flag.path[-1].endswith("_seconds") else flag.kind.__name__
-        parser.add_argument(flag.option, dest=flag.name, metavar=unit.upper(), help=text)
+    parser.add_argument("--version", action="version", version=version("pagefleet"))
+    for subject, some in groupby(flags, key=lambda flag: flag.subject):
+        group = parser.add_argument_group(subject)
+        for flag in some:
+            default = "required" if flag.required else f"default: {_show(flag)}"
+            text = f"{flag.help} [{default}; {flag.variable}]".replace("%", "%%")
+            if flag.kind is bool:
+                group.add_argument(flag.option, dest=flag.name, action="store_const", const="true", help=text)
+                continue
+            unit = "BYTES" if flag.is_size else "SECONDS" if flag.path[-1].endswith("_seconds") else flag.kind.__name__
+            metavar = f"{{{','.join(flag.choices)}}}" if flag.choices else unit.upper()
+            group.add_argument(flag.option, dest=flag.name, metavar=metavar, help=text)
     return parser
 
 

@@ -12,7 +12,7 @@ from typing import NoReturn
 import uvloop
 
 from pagefleet_server.api.exit_code import ExitCode
-from pagefleet_server.cli import BadSettingError, parse_settings
+from pagefleet_server.cli import BadSettingError, misspelt_variables, parse_settings
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.log import LOGGER, configure_logging
 from pagefleet_server.model_errors import ModelError
@@ -30,6 +30,8 @@ def main() -> None:
         sys.stderr.write(f"pagefleet-server: {error}\n")
         sys.exit(ExitCode.USAGE)
     configure_logging()
+    for line in misspelt_variables(os.environ):
+        LOGGER.warning("%s", line)
     run_to_end(serve(settings))
 
 

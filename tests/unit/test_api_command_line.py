@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pagefleet_server.cli import BadSettingError, list_flags, parse_settings
+from pagefleet_server.cli import BadSettingError, list_flags, misspelt_variables, parse_settings
 from pagefleet_server.settings import EngineSettings, ModelSettings, ServerSettings
 
 
@@ -52,6 +52,16 @@ def test_sizes_may_have_a_unit(text: str, want_bytes: int) -> None:
         (["--device", "tpu"], ["--device", "'tpu'", "auto, cpu, cuda"]),
         (["--max-num-seqs", "64", "--max-num-batched-tokens", "8"], ["--max-num-batched-tokens", "8", "64"]),
         (["--served-model-name", ""], ["--served-model-name", "empty"]),
+        (["--kv-cache-mem", "2GiB"], ["'--kv-cache-mem'", "no flag", "did you mean --kv-cache-memory?"]),
+        (["--max_queue=4"], ["'--max_queue=4'", "did you mean --max-queue?"]),
+        (["more"], ["'more' is no flag; --help"]),
+        (["--port"], ["--port", "expected one argument"]),
+        (["--no-web-page=false"], ["--no-web-page", "ignored explicit argument 'false'"]),
+        (["--model", "file:///models/m"], ["--model", "no file:// here", "the path itself, /models/m"]),
+        (["--model", "https://hub.example/org/m"], ["--model", "no https:// here", "hf://org/name"]),
+        (["--model", "pvc://claim/m"], ["--model", "no pvc:// here"]),
+        (["--cors-allow-origins", "chat.example"], ["--cors-allow-origins", "'chat.example'", "https://"]),
+        (["--cors-allow-origins", "https://a.example/,*"], ["--cors-allow-origins", "'https://a.example/'"]),
     ],
 )
 def test_a_bad_value_is_refused_with_what_value_and_bound(argv: list[str], want_words: list[str]) -> None:
@@ -63,6 +73,28 @@ def test_a_bad_value_is_refused_with_what_value_and_bound(argv: list[str], want_
 def test_a_bad_variable_is_named() -> None:
     with pytest.raises(BadSettingError, match="PAGEFLEET_MAX_QUEUE: 'many'"):
         parse_settings(["--model", "m"], {"PAGEFLEET_MAX_QUEUE": "many"})
+
+
+def test_a_misspelt_variable_is_told_and_others_are_left_alone() -> None:
+    environ = {
+        "PAGEFLEET_KV_CACHE_MEMROY": "1GiB",
+        "PAGEFLEET_MAX_QUEUE": "3",
+        "PAGEFLEET_PORT": "tcp://10.0.0.7:80",
+        "PAGEFLEET_SERVICE_PORT": "80",
+        "PAGEFLEET_PORT_80_TCP_ADDR": "10.0.0.7",
+        "PAGEFLEET_CACHE_DIR": "/cache",
+        "KV_CACHE_MEMROY": "1GiB",
+    }
+    assert misspelt_variables(environ) == [
+        "PAGEFLEET_KV_CACHE_MEMROY is no setting and does nothing; did you mean PAGEFLEET_KV_CACHE_MEMORY?"
+    ]
+
+
+def test_help_has_every_flag_and_variable(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit, match="0"):
+        parse_settings(["--help"], {})
+    words = capsys.readouterr().out.replace("[", " ").replace("]", " ").split()
+    assert [flag.name for flag in list_flags() if not {flag.option, flag.variable} <= set(words)] == []
 
 
 def test_a_missing_model_is_refused() -> None:
