@@ -76,7 +76,7 @@ class Attention {
 
     void run() {
         plan();
-        auto compute = [this](int index) { this->compute(units_[index]); };
+        auto compute = [this](int index) { this->compute(index); };
         parallel_for(num_threads_, static_cast<int>(units_.size()), compute);
         if (shared_.empty()) return;
         auto combine = [this](int index) { this->combine(works_[shared_[index]]); };
@@ -149,13 +149,33 @@ class Attention {
                 call_.block_size, work.kv_head};
     }
 
-    void compute(const Unit& unit) {
+    // The first keys and values of the unit that this thread is likely to take next; null where there are none.
+    Upcoming upcoming(int index) const {
+        Upcoming next;
+        const size_t other = static_cast<size_t>(index) + static_cast<size_t>(num_threads_);
+        if (other >= units_.size()) return next;
+        const Unit& unit = units_[other];
+        const Work& work = works_[unit.work];
+        if (work.num_rows > kStreamingRows) return next;
+        RowBlock block = rows_of(work);
+        int begin = unit.split < 0 ? block.first : std::max(block.first, unit.split * kSplit);
+        PagedTiles tiles = tiles_of(work);
+        int position = begin / kTile * kTile;
+        for (int i = 0; i < kSpanTiles && position + i * kTile < block.last; ++i)
+            next.k[i] = tiles.tile(position + i * kTile);
+        return next;
+    }
+
+    void compute(int index) {
+        const Unit& unit = units_[index];
         const Work& work = works_[unit.work];
         RowBlock block = rows_of(work);
+        Upcoming next;
+        if (work.num_rows <= kStreamingRows) next = upcoming(index);
         size_t floats = States::floats(work.num_rows, layout_.v_pad);
         if (unit.split >= 0) {
             float* base = scratch_.data() + work.scratch + (unit.split - block.first_split()) * floats;
-            attend_split<T>(block, unit.split, rule_, tiles_of(work), States(base, work.num_rows));
+            attend_split<T>(block, unit.split, rule_, tiles_of(work), next, States(base, work.num_rows));
             return;
         }
         static thread_local std::vector<float> own;
@@ -165,7 +185,7 @@ class Attention {
         Folder folder(*this, block, total);
         for (int split = block.first_split(); split < block.last_split(); ++split) {
             const States& into = folder.next_state(split, part);
-            attend_split<T>(block, split, rule_, tiles_of(work), into);
+            attend_split<T>(block, split, rule_, tiles_of(work), next, into);
             folder.take(split, into);
         }
         finish_all(work, block, total);

@@ -98,6 +98,11 @@ struct PagedTiles {
     }
 };
 
+// K tiles that the same thread is likely to read when a unit is over, each with its V tile behind it; null: none.
+struct Upcoming {
+    const uint32_t* k[kSpanTiles] = {};
+};
+
 // Raises the maximum in use of a row to that of `highest`, and rescales sum and values, if that exceeds it by more than
 // kSlack: until then weights grow to 2^kSlack, which costs no precision, and most spans need no rescaling. It depends
 // on the row's own scores alone.
@@ -292,7 +297,7 @@ inline void attend_rows(int count, const RowBlock& block, int row, const ScoreRu
 // One split of a block of rows, from a clear state.
 template <class T>
 void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const PagedTiles& tiles,
-                  const States& states) {
+                  const Upcoming& next, const States& states) {
     const Layout& layout = *tiles.layout;
     states.clear(block.num_rows, layout.v_pad);
     const int begin = block.first > split * kSplit ? block.first : split * kSplit;
@@ -304,7 +309,9 @@ void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const
             int position = span + i * kTile;
             if (position + kTile <= begin || position >= end) continue;
             k.now[i] = tiles.tile(position);
-            k.ahead[i] = position + kSpan < block.last ? tiles.tile(position + kSpan) : k.now[i];
+            k.ahead[i] = position + kSpan < block.last ? tiles.tile(position + kSpan)
+                         : next.k[i] != nullptr        ? next.k[i]
+                                                       : k.now[i];
             v.now[i] = k.now[i] + layout.k_tile_words();
             v.ahead[i] = k.ahead[i] + layout.k_tile_words();
         }
