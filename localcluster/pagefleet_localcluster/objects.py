@@ -100,9 +100,10 @@ def selector_matches(selector: Object | None, labels: Mapping[str, str]) -> bool
     """A LabelSelector (`matchLabels`, `matchExpressions`). None matches nothing, an empty one everything."""
     if selector is None:
         return False
-    return all(labels.get(k) == v for k, v in (selector.get("matchLabels") or {}).items()) and all(
-        requirement_matches(r, labels) for r in selector.get("matchExpressions") or ()
-    )
+    wanted = selector.get("matchLabels")
+    if wanted and not wanted.items() <= labels.items():
+        return False
+    return all(requirement_matches(r, labels) for r in selector.get("matchExpressions") or ())
 
 
 def parse_quantity(text: object) -> Decimal:

@@ -160,15 +160,13 @@ class ControllerManager:
             self._scheduler_queue.add(key)
 
     def _wake_budgets(self, old: Object | None, new: Object | None) -> None:
-        changed = new if new is not None else old
-        assert changed is not None
+        """A pod, or a Deployment or ReplicaSet whose pods a budget counts, has changed."""
+        changed = [obj for obj in (old, new) if obj is not None]
+        namespace = changed[0]["metadata"]["namespace"]
+        labels = [labels_of(obj["spec"].get("template", obj)) for obj in changed]
         for budget in self.budgets.objects.values():
-            if budget["metadata"]["namespace"] != changed["metadata"]["namespace"]:
-                continue
             selector = budget["spec"].get("selector")
-            if "template" in changed["spec"] or any(
-                obj is not None and selector_matches(selector, labels_of(obj)) for obj in (old, new)
-            ):
+            if budget["metadata"]["namespace"] == namespace and any(selector_matches(selector, one) for one in labels):
                 self._budget_queue.add(key_of(budget))
 
 
