@@ -1,9 +1,7 @@
 """The real operator process against the embedded API and controllers: one cluster for all tests of this file."""
 
 import asyncio
-import sys
 from collections.abc import AsyncIterator
-from pathlib import Path
 
 import pytest
 import pytest_asyncio
@@ -106,12 +104,7 @@ async def test_what_others_do_to_the_child_is_undone_and_they_are_told_what_to_e
         return rolled and images == {image}
 
     await cluster.until(lambda: runs("two:2"), "the new image")
-    kubectl = await asyncio.create_subprocess_exec(
-        str(Path(sys.executable).with_name("kubectl")),
-        *("--server", cluster.proxy.upstream, "-n", "default", "rollout", "undo", "deployment/undone"),
-        stdout=asyncio.subprocess.DEVNULL,
-    )
-    assert await kubectl.wait() == 0
+    await cluster.kubectl("rollout", "undo", "deployment/undone")
 
     async def is_told(times: int) -> bool:
         return (await cluster.events("undone")).count("DriftRepaired") >= times

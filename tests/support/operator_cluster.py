@@ -290,6 +290,15 @@ class OperatorCluster:
         about = [item for item in items if item["involvedObject"]["kind"] == "LLMDeployment"]
         return [item["reason"] for item in about if item["involvedObject"]["name"] == name]
 
+    async def kubectl(self, *arguments: str) -> str:
+        """What it prints, asking the API server itself."""
+        command = Path(sys.executable).with_name("kubectl")
+        server = ("--server", self.proxy.upstream, "-n", "default")
+        process = await asyncio.create_subprocess_exec(command, *server, *arguments, stdout=asyncio.subprocess.PIPE)
+        out, _ = await process.communicate()
+        assert process.returncode == 0
+        return out.decode()
+
     async def until(self, check: Callable[[], Any], what: str, *, seconds: float = 20.0) -> Any:
         """Poll an async condition until it is truthy."""
         deadline = time.monotonic() + seconds
