@@ -5,6 +5,7 @@ then one message. Both sides decode into the unions below; an unknown tag is an 
 Times are CLOCK_MONOTONIC seconds, which both processes share.
 """
 
+from collections.abc import Sequence
 from typing import Literal
 
 import msgspec
@@ -20,8 +21,8 @@ class AddRequests(msgspec.Struct, tag="add", frozen=True):
     request_ids: list[str]
     """At least one; different from all that live."""
     prompt_token_ids: list[int]
-    samplings: list[SamplingParams]
-    """One for each id."""
+    samplings: list[SamplingParams | int]
+    """One for each id; a number stands for the first one with this seed."""
     arrival_time: float
     tenant: str = ""
     """Whose request it is: tenants get equal shares of a full engine and never share cached blocks."""
@@ -29,6 +30,22 @@ class AddRequests(msgspec.Struct, tag="add", frozen=True):
     """Only requests with the same salt share cached blocks."""
     priority: int = 0
     """The smaller, the more important: goes first, and takes the place of running requests with a larger one."""
+
+
+def write_samplings(samplings: Sequence[SamplingParams]) -> list[SamplingParams | int]:
+    """For AddRequests. Outputs of one request differ in their seeds, and its rules may be long."""
+    first, *others = samplings
+    return [
+        first,
+        *(other.seed if msgspec.structs.replace(other, seed=first.seed) == first else other for other in others),
+    ]
+
+
+def read_samplings(written: Sequence[SamplingParams | int]) -> list[SamplingParams]:
+    """The inverse."""
+    first = written[0]
+    assert isinstance(first, SamplingParams)  # a sender of ours
+    return [msgspec.structs.replace(first, seed=item) if isinstance(item, int) else item for item in written]
 
 
 class AbortRequests(msgspec.Struct, tag="abort", frozen=True):

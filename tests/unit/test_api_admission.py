@@ -1,5 +1,7 @@
 """The door: how many may wait, when to come back, how long is too long, and the way out."""
 
+import asyncio
+
 import pytest
 
 from pagefleet_server.api.admission import MAX_RETRY_SECONDS, FinishRate, Load, Room, count_excess
@@ -83,9 +85,9 @@ def test_a_text_that_cannot_fit_is_refused_by_its_bytes() -> None:
 
 
 def test_a_token_that_the_model_does_not_have_is_refused() -> None:
-    check_token_ids([0, 9], 10)
+    asyncio.run(check_token_ids([0, 9], 10))
     with pytest.raises(BadRequestError, match=r"10 is not in the vocabulary \(0\.\.9\)"):
-        check_token_ids([0, 10], 10)
+        asyncio.run(check_token_ids([0, 10], 10))
 
 
 def test_a_drain_goes_through_its_phases_by_the_clock() -> None:

@@ -16,7 +16,7 @@ from pagefleet_server.api.chat_reply import ChatReply
 from pagefleet_server.api.completion_reply import CompletionReply
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.generation import TOKENS_AT_ONCE, Choice, ChoicePlan, Usage, cut_output
-from pagefleet_server.api.logprobs import TokenText
+from pagefleet_server.api.logprobs import Describe, TokenText
 from pagefleet_server.api.output_text import Delta, OutputText, TextRules
 from pagefleet_server.api.parsers.answer import AnswerParser
 from pagefleet_server.api.parsers.choose import make_tool_parser
@@ -37,7 +37,12 @@ def describe(token_id: int) -> TokenText:
 
 
 def chat_reply(
-    *, tools: bool = False, reasoning: bool = False, shown: bool = True, logprobs: bool = False
+    *,
+    tools: bool = False,
+    reasoning: bool = False,
+    shown: bool = True,
+    logprobs: bool = False,
+    describe: Describe = describe,
 ) -> ChatReply:
     def make_parser() -> AnswerParser:
         return AnswerParser(
@@ -212,3 +217,45 @@ def test_an_output_is_cut_without_loss(count: int, reason: str | None, with_logp
     assert [piece[1] for piece in pieces] == [None] * (len(pieces) - 1) + [reason]
     assert [item for _, _, told in pieces for item in told] == (output.logprobs or [])
     assert all(len(piece) <= TOKENS_AT_ONCE for piece, _, _ in pieces)
+
+
+@pytest.mark.parametrize("route", ["chat", "completion"])
+def test_no_turn_of_the_loop_writes_more_than_some_tokens(route: str) -> None:
+    """What a turn costs is what it describes: counted here, measured in benchmarks/api_turns.py."""
+    made, deltas = choice("a" * 50, "b" * 50)
+    ids = tuple(range(32, 92))
+    deltas = [Delta("x", ids, logprobs=tuple(logprobs_of(*ids))) for _ in range(20)]
+    made.plan = replace(made.plan, prompt_token_ids=list(range(1000)))
+    made.prompt_logprobs = logprobs_of(*range(1, 1000))
+    described = most = 0
+
+    def counted(token_id: int) -> TokenText:
+        nonlocal described
+        described += 1
+        return describe(token_id)
+
+    if route == "chat":
+        reply: Reply = chat_reply(logprobs=True, describe=counted)
+    else:
+        reply = CompletionReply(
+            HEAD, counted, with_token_ids=False, with_logprobs=True, num_prompt_logprobs=1, echo=True
+        )
+
+    async def watch() -> None:
+        nonlocal described, most
+        while True:
+            described = 0
+            await asyncio.sleep(0)
+            most = max(most, described)
+
+    async def make() -> None:
+        watcher = asyncio.create_task(watch())
+        await reply.opening(made)
+        for delta in deltas:
+            await reply.note(made, delta)
+            await asyncio.sleep(0)  # a step of the engine brings one delta
+        await reply.whole([made], Usage(1000, 1200, 0))
+        watcher.cancel()
+
+    asyncio.run(make())
+    assert 0 < most <= 8 * TOKENS_AT_ONCE

@@ -1,6 +1,6 @@
 """POST /v1/chat/completions."""
 
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 
 from aiohttp import web
 
@@ -29,7 +29,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
     kind = _choose_tool_parser(loaded, body)
     if kind == "mistral":  # its mark is a special token
         body = body.model_copy(update={"skip_special_tokens": False})
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         with service.admit(body.n) as arrival:
             terms = read_terms(request, service, body, arrival)
             async with terms.in_time(service.clock()):
@@ -40,7 +40,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
                 facts = await learn_facts(loaded, body, call=_shape_call(kind, body))
             wanted = body.max_tokens if body.max_completion_tokens is None else body.max_completion_tokens
             plans = plan_choices(loaded, body, [(prompt, None)], facts, wanted=wanted, default=None)
-            generation = stack.enter_context(Generation(service, loaded.text, plans, terms))
+            generation = await stack.enter_async_context(Generation(service, loaded.text, plans, terms))
         reasons = loaded.text.reasons
         open_in_prompt = text.rstrip().endswith(OPEN)
 

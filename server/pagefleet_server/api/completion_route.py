@@ -1,6 +1,6 @@
 """POST /v1/completions."""
 
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 
 from aiohttp import web
 
@@ -21,14 +21,14 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, service, CompletionBody)
     loaded = service.require_texts()
     service.check_model(body.model)
-    with ExitStack() as stack:
+    async with AsyncExitStack() as stack:
         with service.admit(len(body.prompts) * body.n) as arrival:
             terms = read_terms(request, service, body, arrival)
             async with terms.in_time(service.clock()):
                 prompts = [await _encode(loaded, body, prompt) for prompt in body.prompts]
                 facts = await learn_facts(loaded, body)
             plans = plan_choices(loaded, body, prompts, facts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
-            generation = stack.enter_context(Generation(service, loaded.text, plans, terms))
+            generation = await stack.enter_async_context(Generation(service, loaded.text, plans, terms))
         reply = CompletionReply(
             make_head("cmpl", service),
             loaded.text.describe,
@@ -48,7 +48,7 @@ async def _encode(loaded: Loaded, body: CompletionBody, prompt: str | list[int])
         return ids, prompt if body.echo else None
     # First: looking at each of a million ids takes long.
     check_room(len(prompt), max_model_len=loaded.ready.max_model_len)
-    check_token_ids(prompt, loaded.ready.vocab_size)
+    await check_token_ids(prompt, loaded.ready.vocab_size)
     if not body.echo:
         return prompt, None
     return prompt, await loaded.text.decode_long(prompt, skip_special_tokens=body.skip_special_tokens)

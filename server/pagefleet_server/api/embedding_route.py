@@ -5,7 +5,8 @@ import math
 import sys
 from array import array
 from collections.abc import Iterable, Sequence
-from contextlib import ExitStack, aclosing
+from contextlib import AsyncExitStack, aclosing
+from dataclasses import replace
 
 import msgspec
 from aiohttp import web
@@ -18,7 +19,7 @@ from pagefleet_server.api.lengths import check_fits, check_token_ids
 from pagefleet_server.api.output_text import TextRules
 from pagefleet_server.api.planning import read_terms
 from pagefleet_server.api.protocol.embeddings import EmbeddingBody
-from pagefleet_server.api.service import SERVICE, Loaded, Service
+from pagefleet_server.api.service import SERVICE, Arrival, Loaded, Service
 from pagefleet_server.core.sampling_params import SamplingParams
 
 
@@ -35,7 +36,7 @@ async def post_embeddings(request: web.Request) -> web.Response:
             param="model",
             code="no_embeddings",
         )
-    terms = read_terms(request, service, body, service.clock())
+    terms = read_terms(request, service, body, Arrival(service.clock()))
     vectors: list[array[float]] = []
     num_tokens = 0
     for group in _groups(body.inputs, service.settings.engine.scheduler.max_num_seqs):
@@ -65,11 +66,12 @@ async def _run(
 ) -> list[Choice]:
     """Through the engine, as any other requests. Raises UnavailableError, BadRequestError, DeadlineError."""
     sampling = SamplingParams(max_tokens=1, pooling=loaded.ready.pooling)
-    with ExitStack() as stack:
-        with service.admit(len(inputs)):
+    async with AsyncExitStack() as stack:
+        with service.admit(len(inputs)) as arrival:
             prompts = [await _token_ids(loaded, body, item) for item in inputs]
             plans = [ChoicePlan(index, index, prompt, sampling, TextRules()) for index, prompt in enumerate(prompts)]
-            generation = stack.enter_context(Generation(service, loaded.text, plans, terms))
+            terms = replace(terms, on_sent=arrival.on_sent)
+            generation = await stack.enter_async_context(Generation(service, loaded.text, plans, terms))
         async with aclosing(generation.deltas()) as deltas:
             async for _ in deltas:
                 pass
@@ -81,7 +83,7 @@ async def _token_ids(loaded: Loaded, body: EmbeddingBody, item: str | list[int])
     most = loaded.ready.max_model_len
     if not isinstance(item, str):
         check_fits(len(item), max_model_len=most)  # first: looking at each of a million ids takes long
-        check_token_ids(item, loaded.ready.vocab_size)
+        await check_token_ids(item, loaded.ready.vocab_size)
         return item
     least = -(-len(item.encode()) // loaded.text.max_token_bytes)
     if least > most:

@@ -48,6 +48,8 @@ class Terms:
     priority: int = 0
     on_end: OnEnd | None = None
     """Told of every choice that has ended."""
+    on_sent: Callable[[int], None] = lambda _: None
+    """Told how many choices have gone to the engine, some at a time."""
 
     def overdue(self) -> DeadlineError:
         """What a request is told whose time is over."""
@@ -139,7 +141,7 @@ Arrivals = asyncio.Queue[tuple[Choice, Delta | ApiError]]
 
 
 class Generation:
-    """`with Generation(...) as generation: async for choice, delta in generation.deltas(): ...`
+    """`async with Generation(...) as generation: async for choice, delta in generation.deltas(): ...`
 
     Leaving the block aborts what has not ended: a client that goes away cancels its handler.
     """
@@ -154,7 +156,7 @@ class Generation:
         self._reason = "abort"
         self.choices: list[Choice] = []
 
-    def __enter__(self) -> Self:
+    async def __aenter__(self) -> Self:
         """Send everything to the engine. Raises UnavailableError, BadRequestError."""
         prompts = {plan.prompt_index: len(plan.prompt_token_ids) for plan in self._plans}
         self._service.check_queued_tokens(sum(prompts.values()))
@@ -162,9 +164,15 @@ class Generation:
             for _, plans in itertools.groupby(self._plans, key=lambda plan: plan.prompt_index):
                 for group in batched(list(plans), self._service.settings.engine.scheduler.max_num_seqs):
                     self._submit(group)
+                    self._terms.on_sent(len(group))
+                    if len(prompts) > 1:
+                        await asyncio.sleep(0)
         except EngineError as error:
             self._close()
             raise self._service.explain(error) from error
+        except asyncio.CancelledError:
+            self._close()
+            raise
         queue_timeout = self._service.settings.http.queue_timeout_seconds
         if queue_timeout:
             self._call_at(self._terms.arrival + queue_timeout, self._leave_queue)
@@ -172,7 +180,7 @@ class Generation:
             self._call_at(self._terms.arrival + self._terms.timeout_seconds, self._expire)
         return self
 
-    def __exit__(
+    async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self._close()

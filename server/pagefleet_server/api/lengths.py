@@ -1,7 +1,11 @@
 """The one rule of prompt and output lengths: defaults are cut to the room there is, explicit wishes are never."""
 
+import asyncio
+
 from pagefleet_server.api.errors import BadRequestError
 
+IDS_AT_ONCE = 64 * 1024
+"""A list may have a million; so many are looked at between two turns of the event loop."""
 TOO_LONG = "context_length_exceeded"
 
 
@@ -53,8 +57,11 @@ def check_fits(num_prompt: int, *, max_model_len: int, what: str = "") -> None:
         )
 
 
-def check_token_ids(token_ids: list[int], vocab_size: int) -> None:
+async def check_token_ids(token_ids: list[int], vocab_size: int) -> None:
     """Raises BadRequestError for an id that the model does not have."""
-    highest = max(token_ids)
-    if highest >= vocab_size:
-        raise BadRequestError(f"token id {highest} is not in the vocabulary (0..{vocab_size - 1})", param="prompt")
+    for start in range(0, len(token_ids), IDS_AT_ONCE):
+        highest = max(token_ids[start : start + IDS_AT_ONCE])
+        if highest >= vocab_size:
+            raise BadRequestError(f"token id {highest} is not in the vocabulary (0..{vocab_size - 1})", param="prompt")
+        if len(token_ids) > IDS_AT_ONCE:
+            await asyncio.sleep(0)

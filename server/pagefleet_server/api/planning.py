@@ -13,8 +13,15 @@ from pagefleet_server.api.generation_defaults import with_defaults
 from pagefleet_server.api.grammar import Shape, read_grammar
 from pagefleet_server.api.lengths import resolve_max_tokens
 from pagefleet_server.api.protocol.sampling import SamplingBody
-from pagefleet_server.api.sampling import SEEDS, ModelFacts, make_sampling, make_text_rules
-from pagefleet_server.api.service import TENANT, TRACE, Loaded, Service
+from pagefleet_server.api.sampling import (
+    SEEDS,
+    ModelFacts,
+    check_rules,
+    make_sampling,
+    make_text_rules,
+    vary_sampling,
+)
+from pagefleet_server.api.service import TENANT, TRACE, Arrival, Loaded, Service
 
 TIMEOUT_HEADER = "X-Request-Timeout"
 
@@ -38,10 +45,11 @@ class Wishes(Protocol):
         """Seconds from arrival."""
 
 
-def read_terms(request: web.Request, service: Service, body: Wishes, arrival: float) -> Terms:
+def read_terms(request: web.Request, service: Service, body: Wishes, arrival: Arrival) -> Terms:
     """Raises BadRequestError for a deadline that is none."""
     return Terms(
-        arrival=arrival,
+        arrival=arrival.time,
+        on_sent=arrival.on_sent,
         timeout_seconds=_read_timeout(request, service, body),
         tenant=request.get(TENANT, ""),
         cache_salt=body.cache_salt,
@@ -78,11 +86,15 @@ def plan_choices(
     body = with_defaults(body, loaded.defaults)
     rules = make_text_rules(body, eos_token_ids=ready.eos_token_ids)
     first_seed = secrets.randbelow(SEEDS) if body.seed is None else body.seed
-    plans = []
+    plans: list[ChoicePlan] = []
     for prompt_index, (token_ids, echo) in enumerate(prompts):
         max_tokens = resolve_max_tokens(len(token_ids), wanted, default=default, max_model_len=ready.max_model_len)
         for number in range(body.n):
-            sampling = make_sampling(body, max_tokens=max_tokens, seed=first_seed + number, facts=facts)
+            if plans:
+                sampling = vary_sampling(plans[0].sampling, body, max_tokens=max_tokens, seed=first_seed + number)
+            else:
+                sampling = make_sampling(body, max_tokens=max_tokens, seed=first_seed, facts=facts)
+                check_rules(sampling, len(prompts))
             plans.append(
                 ChoicePlan(
                     index=prompt_index * body.n + number,

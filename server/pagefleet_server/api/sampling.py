@@ -3,12 +3,16 @@
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+import msgspec
+
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.output_text import TextRules
 from pagefleet_server.api.protocol.sampling import SamplingBody
 from pagefleet_server.core.sampling_params import SamplingParams
 
 SEEDS = 2**63
+MAX_RULES = 2**22
+"""Token ids of rules, biases, and four characters of a grammar each, in one request; all prompts together."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,10 +29,7 @@ class ModelFacts:
 
 def make_sampling(body: SamplingBody, *, max_tokens: int, seed: int, facts: ModelFacts) -> SamplingParams:
     """Sampling of one choice. `seed` is any integer. Raises BadRequestError for what only the model can tell."""
-    if body.min_tokens > max_tokens:
-        raise BadRequestError(
-            f"min_tokens {body.min_tokens} is more than the {max_tokens} tokens of the output", param="min_tokens"
-        )
+    check_min_tokens(body, max_tokens)
     if facts.grammar is not None and body.ignore_eos:
         raise BadRequestError("ignore_eos does not go with a shape of the output: it ends where its grammar ends")
     logit_bias = {int(token_id): bias for token_id, bias in body.logit_bias.items()}
@@ -59,6 +60,33 @@ def make_sampling(body: SamplingBody, *, max_tokens: int, seed: int, facts: Mode
         stop_token_ids=tuple(stops),
         min_tokens=body.min_tokens,
     )
+
+
+def vary_sampling(made: SamplingParams, body: SamplingBody, *, max_tokens: int, seed: int) -> SamplingParams:
+    """The same for another choice of the same request: its rules, which may be long, are shared. Raises
+    BadRequestError."""
+    check_min_tokens(body, max_tokens)
+    return msgspec.structs.replace(made, max_tokens=max_tokens, seed=seed % SEEDS)
+
+
+def check_min_tokens(body: SamplingBody, max_tokens: int) -> None:
+    """Raises BadRequestError when the output may not be long enough."""
+    if body.min_tokens > max_tokens:
+        raise BadRequestError(
+            f"min_tokens {body.min_tokens} is more than the {max_tokens} tokens of the output", param="min_tokens"
+        )
+
+
+def check_rules(made: SamplingParams, num_prompts: int) -> None:
+    """The engine gets the rules with each prompt. Raises BadRequestError for long ones of many prompts."""
+    size = len(made.allowed_token_ids or ()) + 2 * len(made.logit_bias) + len(made.stop_token_ids)
+    size += sum(map(len, made.bad_words)) + len(made.grammar or "") // 4
+    if size * num_prompts > MAX_RULES:
+        raise BadRequestError(
+            f"the rules of the output have {size} values for each of {num_prompts} prompts; at most {MAX_RULES} are "
+            "taken at once; send fewer prompts in a request",
+            param="prompt",
+        )
 
 
 def _check_vocabulary(token_ids: Iterable[int], facts: ModelFacts, param: str) -> None:

@@ -53,6 +53,16 @@ class Loaded:
     """Sampling of requests that do not say, see generation_defaults."""
 
 
+@dataclass(frozen=True, slots=True)
+class Arrival:
+    """Of requests that were let in."""
+
+    time: float
+    """Clock seconds."""
+    on_sent: Callable[[int], None] = lambda _: None
+    """Tell it how many have gone to the engine: these no longer count as arriving."""
+
+
 class Service:
     """One served model. Created before anything is loaded; `loaded` is set when it can answer."""
 
@@ -157,9 +167,9 @@ class Service:
                 self.idle.set()
 
     @contextmanager
-    def admit(self, num_requests: int) -> Iterator[float]:
-        """Count `num_requests` as waiting until all are sent; gives the arrival time. Raises UnavailableError or
-        BadRequestError when there can never be room."""
+    def admit(self, num_requests: int) -> Iterator["Arrival"]:
+        """Count `num_requests` as waiting until all are sent. Raises UnavailableError or BadRequestError when there
+        can never be room."""
         if num_requests > self.room.most:
             raise BadRequestError(
                 f"{num_requests} outputs were asked for at once (prompts times n); at most {self.room.most} fit into "
@@ -173,7 +183,7 @@ class Service:
                 self.tracker.rate.seconds_for(excess),
             )
         key = object()
-        arrival = self.tracker.arrive(key, num_requests)
+        arrival = Arrival(self.tracker.arrive(key, num_requests), lambda count: self.tracker.left_door(key, count))
         try:
             with self.mind_long_texts():
                 yield arrival

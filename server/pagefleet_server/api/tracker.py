@@ -95,9 +95,11 @@ class Tracker:
             self._unread.append(Unread(self._num_sent, arrival, 1 if number else num_blocks))
             self._num_sent += 1
 
-    def left_door(self, key: object) -> None:
-        """All of `key` are sent, or will never be."""
-        self._arriving.pop(key, None)
+    def left_door(self, key: object, count: int | None = None) -> None:
+        """So many of `key` are sent. None: the rest is, or will never be."""
+        waiting, arrival = self._arriving.pop(key, (0, 0.0))
+        if count is not None and waiting > count:
+            self._arriving[key] = (waiting - count, arrival)
 
     def ended(self, request_id: str, reason: str) -> None:
         """A request ends for a reason of the API's own: a stop string, a client that left, an error. Idempotent."""
