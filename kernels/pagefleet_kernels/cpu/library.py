@@ -9,6 +9,7 @@ from pathlib import Path
 from pagefleet_kernels.cpu.build import build, cache_dir, find_compiler, source_key
 from pagefleet_kernels.cpu.calls import SIGNATURES
 from pagefleet_kernels.cpu.isa import INSTRUCTION_SETS, InstructionSet, cpu_flags, supported_sets
+from pagefleet_kernels.cpu.weight_memory import WeightMemory
 from pagefleet_kernels.errors import BackendUnavailable, KernelArgumentError
 
 LIBRARY_VARIABLE = "PAGEFLEET_KERNELS_CPU_LIBRARY"
@@ -32,6 +33,8 @@ class Library:
     path: Path
     level: InstructionSet
     functions: ctypes.CDLL
+    weights: WeightMemory
+    """Where packed weights lie."""
 
     def call(self, name: str, *arguments: object) -> None:
         """Call a function of calls.SIGNATURES without its last argument; raise what its status means."""
@@ -79,7 +82,8 @@ def load(path: Path, level: InstructionSet) -> Library:
         raise BackendUnavailable(f"cannot load the CPU kernels from {path}: {error}") from error
     if built_from != source_key():
         raise BackendUnavailable(f"{path} was built from other sources than this package's: build it again")
-    return Library(path=path, level=level, functions=functions)
+    weights = WeightMemory(functions.pagefleet_advise_huge_pages)
+    return Library(path=path, level=level, functions=functions, weights=weights)
 
 
 def _prebuilt(path: Path, levels: tuple[InstructionSet, ...]) -> Library:

@@ -99,8 +99,7 @@ class PackedLinear(RowLinear):
         if source.stride(1) != 1:
             source = source.contiguous()
         padded = -(-out_features // PANEL_OUTPUTS) * PANEL_OUTPUTS
-        packed = torch.empty(padded * in_features, dtype=weight.dtype)
-        library.advise_huge_pages(packed.data_ptr(), packed.nbytes)
+        packed = library.weights.take(padded * in_features * weight.dtype.itemsize).view(weight.dtype)
         library.call(
             "pagefleet_pack_linear",
             source.data_ptr(),

@@ -42,8 +42,7 @@ class GroupedLinear(RowLinear):
         (out_features, in_features), groups = weight.shape, scales.shape[1]
         of_group = scales.itemsize * (1 if minimums is None else 2)
         padded = -(-out_features // PANEL_OUTPUTS) * PANEL_OUTPUTS
-        packed = torch.empty(padded * (in_features * weight.bits // 8 + groups * of_group), dtype=torch.uint8)
-        library.advise_huge_pages(packed.data_ptr(), packed.nbytes)
+        packed = library.weights.take(padded * (in_features * weight.bits // 8 + groups * of_group))
         call = PackGroupedCall(
             codes.data_ptr(),
             scales.data_ptr(),
