@@ -73,6 +73,7 @@ def _standing(standing: Standing) -> dict[str, Any]:
     return {
         "replicas": standing.replicas,
         "seenReplicaMinutes": max(1, two_digits(standing.seen * STEP_SECONDS / 60)),
+        "longestQuietMinutes": two_digits(standing.longest_quiet * STEP_SECONDS / 60),
         "late": [
             {"replicas": shadow.replicas, "permille": permille}
             for shadow in standing.shadows
@@ -90,7 +91,8 @@ def _restore_standing(status: Mapping[str, Any]) -> Standing:
     shadows = [
         Shadow(count, late[count] / 1000 * seen) for count in sorted(late) if count > 0 and 0 <= late[count] <= 1000
     ]
-    return Standing(replicas=replicas, seen=seen, shadows=tuple(shadows))
+    quiet = max(0, int(status.get("longestQuietMinutes", 0))) * 60 / STEP_SECONDS
+    return Standing(replicas=replicas, seen=seen, shadows=tuple(shadows), longest_quiet=quiet)
 
 
 def _seconds(text: Any) -> float | None:

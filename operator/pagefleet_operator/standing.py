@@ -9,7 +9,8 @@ backlog is longer than the objective allows is late. The smallest count whose sh
 stand ready.
 
 Load that is steady, or that rises no faster than replicas start, needs nothing beyond the minimum. A burst that came
-before is met by what it needed then: the slower the start-up, the more of it. What was seen long ago is forgotten.
+before is met by what it needed then: the slower the start-up, the more of it. What was seen long ago is forgotten, and
+what came after some quiet is awaited for twice as long: then it comes too seldom, or it was the only one.
 """
 
 import math
@@ -34,6 +35,10 @@ LOWER_PART = 0.8
 """A lower count must do so much better, or the count would change with every request."""
 LATE_SECONDS = 3.0
 """What waits longer is late where the objective does not say it."""
+AWAITED_SECONDS = 3600.0
+"""After a jump another one is awaited for so long at least."""
+AWAITED_QUIETS = 2
+"""And so many times as long as it had been quiet before one."""
 COUNTS = (*range(1, 9), *(base << shift for shift in range(8) for base in (10, 12, 14, 16)))
 """Replicas of the shadow fleets: up to 2048, no step above a fourth."""
 
@@ -61,6 +66,10 @@ class Standing:
     """By count, ascending."""
     orders: tuple[int, ...] = ()
     """Replicas that the demand of each step asked for, oldest first."""
+    quiet: float = 0.0
+    """Steps since demand was last late with nothing standing ready, or since the beginning."""
+    longest_quiet: float = 0.0
+    """The most that this had come to when demand was late again; old ones less."""
     step_start: float | None = None
     step_sum: float = 0.0
     """Demand of the rounds of the step that runs."""
@@ -115,17 +124,32 @@ class Standing:
         ready = min(most, ordered_in_time(orders, start, window))
         kept = 0.5 ** (STEP_SECONDS / HALF_LIFE_SECONDS)
         known = {shadow.replicas: shadow for shadow in self.shadows}
-        shadows = []
+        shadows, jumped = [], False
         for count in _counts(most):
             shadow = known.get(count, Shadow(count))
             has = max(count, ready)
             backlog = max(0.0, shadow.backlog + demand - has)
             is_late = backlog * STEP_SECONDS > late_seconds * has
             shadows.append(Shadow(count, kept * shadow.late + (demand if is_late else 0.0), backlog))
-        return replace(self, seen=kept * self.seen + demand, shadows=tuple(shadows), orders=orders)
+            jumped = jumped or is_late  # the smallest is late whenever another one is
+        return replace(
+            self,
+            seen=kept * self.seen + demand,
+            shadows=tuple(shadows),
+            orders=orders,
+            quiet=0.0 if jumped else self.quiet + 1,
+            longest_quiet=max(kept * self.longest_quiet, self.quiet if jumped else 0.0),
+        )
+
+    @property
+    def awaits(self) -> bool:
+        """Whether another jump is to be expected still."""
+        return self.quiet <= max(AWAITED_SECONDS / STEP_SECONDS, AWAITED_QUIETS * self.longest_quiet)
 
     def needed(self, allowed: float) -> int:
         """The smallest count that was in time often enough, or that no larger one would have bettered."""
+        if not self.awaits:
+            return 1
         limit = ALLOWED_PART * allowed * (self.seen + PRIOR_SEEN)
         hopeless = self.shadows[-1].late if self.shadows else 0.0
         for shadow in self.shadows:

@@ -84,6 +84,8 @@ STANDINGS = st.builds(
     shadows=st.lists(st.builds(Shadow, st.integers(1, 100), st.floats(0, 1e6), st.floats(0, 1e6)), max_size=20).map(
         lambda items: tuple(sorted(items, key=lambda shadow: shadow.replicas))
     ),
+    quiet=st.floats(0, 1000),
+    longest_quiet=st.floats(0, 1000),
     step_start=st.none() | st.floats(900, 1100),
     step_sum=st.floats(0, 1000),
     step_rounds=st.integers(1, 10),

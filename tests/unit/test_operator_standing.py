@@ -96,6 +96,40 @@ def test_a_rare_burst_is_forgotten() -> None:
     assert learn([0.5] * days, learnt, most=3, now=1e6).replicas == 1
 
 
+HOUR = int(3600 / STEP_SECONDS)
+SPIKE = [0.5] * 60 + [3.0] * 30 + [0.5] * 60
+
+
+def test_after_a_single_jump_another_is_awaited_for_an_hour() -> None:
+    """Kept until it was a small part of all requests, it held three replicas for seventeen hours."""
+    learnt = learn(SPIKE)
+    assert learnt.replicas == 4
+    soon = learn([0.5] * (HOUR // 2), learnt, now=1500.0)
+    assert soon.replicas == 4
+    assert learn([0.5] * HOUR, soon, now=1500.0 + HOUR / 2 * STEP_SECONDS).replicas == 1
+
+
+def test_what_came_after_some_quiet_is_awaited_for_twice_as_long() -> None:
+    apart = [0.5] * (3 * HOUR)
+    learnt = learn([*SPIKE, *apart, *SPIKE])
+    assert learnt.replicas == 4, "what was learnt of the first is not lost"
+    later = learn([0.5] * (5 * HOUR), learnt, now=1e6)
+    assert later.replicas == 4
+    assert learn([0.5] * (3 * HOUR), later, now=1e6 + 5 * 3600).replicas == 1
+
+
+@given(st.lists(st.floats(0, 20), max_size=60), st.floats(0, 600))
+def test_quiet_is_never_negative_and_ends_with_a_jump(demands: list[float], start: float) -> None:
+    learnt = learn([0.0] * 70 + demands, start=start)
+    assert 0 <= learnt.quiet <= 70 + len(demands)
+    assert 0 <= learnt.longest_quiet <= 70 + len(demands)
+    late = [shadow.late for shadow in learnt.shadows]
+    assert late == sorted(late, reverse=True), "the smallest is late whenever another one is"
+    assert learnt.shadows or not late
+    if late and late[0] == 0:
+        assert learnt.longest_quiet == 0, "nothing was late, so no quiet has ended"
+
+
 def test_the_count_does_not_waver() -> None:
     """Just inside the limit the larger count stays; well inside it goes."""
     seen = 1000.0 - 60.0

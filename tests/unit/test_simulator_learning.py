@@ -14,7 +14,12 @@ from support.operator_objects import sample
 from support.simulation import ready_fleet
 
 SPEC = AutoscalingSpec(max_replicas=8, slo=Slo(time_to_first_token_ms=3000))
-STANDING = {"replicas": 3, "seenReplicaMinutes": 20, "late": [{"replicas": 1, "permille": 500}]}
+STANDING = {
+    "replicas": 3,
+    "seenReplicaMinutes": 20,
+    "longestQuietMinutes": 7,
+    "late": [{"replicas": 1, "permille": 500}],
+}
 
 
 def run(load: compare.Load, monkeypatch: pytest.MonkeyPatch) -> dict[str, compare.Cell]:
