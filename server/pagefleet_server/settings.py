@@ -54,10 +54,12 @@ class ModelSettings:
     generation_config: bool = True
     """Requests that do not say get temperature, top_p, top_k, min_p and repetition_penalty of the model's
     generation_config.json; false: the API's defaults, 1.0 and off."""
-    attention_backend: Annotated[str, Choices(("auto", "triton", "varlen", "cpu", "reference"))] = "auto"
-    """auto, triton, varlen, cpu or reference: whose attention and KV layout. auto: triton on CUDA, cpu on a CPU, and
-    reference (plain torch) where they cannot run. varlen: FlashAttention as torch brings it, on CUDA with --block-size
-    256, 16-bit floats, no softcap or sinks. A named one that cannot serve refuses the start."""
+    attention_backend: Annotated[str, Choices(("auto", "triton", "varlen", "flashinfer", "cpu", "reference"))] = "auto"
+    """auto, triton, varlen, flashinfer, cpu or reference: whose attention and KV layout. auto: triton on CUDA, cpu on a
+    CPU, and reference (plain torch) where they cannot run. varlen: FlashAttention as torch brings it, on CUDA with
+    --block-size 256, 16-bit floats, no softcap or sinks. flashinfer: the package of that name, where it is installed,
+    on CUDA, 16-bit floats, heads of 64, 128 or 256, no sinks. Both are checked against plain torch at the start. A
+    named one that cannot serve refuses the start."""
     cuda_graphs: Annotated[str, Choices(("auto", "off"))] = "auto"
     """auto or off. auto: on CUDA the fused decoder's decode steps are captured at the start, for some numbers of rows
     and lengths, checked there against the uncaptured step, and replayed; the log says why where it is not done."""

@@ -32,7 +32,7 @@ def test_a_named_backend_serves(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
-@pytest.mark.parametrize("name", ["triton", "varlen"])
+@pytest.mark.parametrize("name", ["triton", "varlen", "flashinfer"])
 def test_one_that_needs_a_gpu_says_so(tmp_path: Path, name: str) -> None:
     with pytest.raises(ModelError, match=f"--attention-backend: {name}: no CUDA device"):
         build(write_tiny(tmp_path, "llama"), name)
