@@ -1,13 +1,14 @@
 """Other configurations than the table's, to decide what the table should say. Changes nothing by itself."""
 
 import itertools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
 import torch
 
-from benchmarks.gpu_timing import rotations, time_graph
+from benchmarks.gpu_timing import DEVICE, rotations, time_graph
+from benchmarks.gpu_works import Scale, Scene, Work, make_scene
 from pagefleet_kernels.triton.attention import Operands, plan_decode, plan_prefill
 from pagefleet_kernels.triton.configs import DecodeConfig, PrefillConfig
 from pagefleet_kernels.triton.launch import Device, Launch, run
@@ -29,24 +30,19 @@ PREFILL_CONFIGS = tuple(
 )
 
 
-def run_sweep(
-    make_scene: Callable[[Any, int], Any], decodes: Sequence[Any], prefills: Sequence[Any]
-) -> list[dict[str, Any]]:
-    """A row per work and configuration; a configuration that the device refuses says why."""
-    rows = []
-    device = Device.of(torch.device("cuda", torch.cuda.current_device()))
-    for work in [work for work in (*decodes, *prefills) if work.name in SWEPT]:
-        scenes = [make_scene(work, seed) for seed in range(rotations(work.kv_bytes))]
-        made = [_operands(work, scene) for scene in scenes]
+def sweep_steps(backend: Any, scale: Scale) -> Iterator[tuple[str, Callable[[], dict[str, Any]]]]:
+    """(work and configuration, its measurement) of each; a configuration that the device refuses raises."""
+    works = [work for work in (*scale.decodes, *scale.prefills) if work.name in SWEPT]
+    for work in works or [scale.decodes[0], scale.prefills[0]]:
         for config in DECODE_CONFIGS if work.rows == 1 else PREFILL_CONFIGS:
-            row: dict[str, Any] = {"name": work.name, "config": str(config)}
-            plans = [_plan(operands, device, config) for operands in made]
-            try:
-                row["us"] = time_graph([partial(_run_all, plan) for plan in plans]).microseconds
-            except RuntimeError as error:
-                row["refused"] = str(error).splitlines()[0][:80]
-            rows.append(row)
-    return rows
+            yield f"{work.name} {config}", partial(_measure, backend, work, config, scale.most_buffers)
+
+
+def _measure(backend: Any, work: Work, config: DecodeConfig | PrefillConfig, most_buffers: int) -> dict[str, Any]:
+    device = Device.of(DEVICE)
+    scenes = [make_scene(backend, work, seed=seed) for seed in range(rotations(work.kv_bytes, most_buffers))]
+    plans = [_plan(_operands(work, scene), device, config) for scene in scenes]
+    return {"us": time_graph([partial(_run_all, plan) for plan in plans]).microseconds}
 
 
 def _plan(operands: Operands, device: Device, config: DecodeConfig | PrefillConfig) -> tuple[Launch, ...]:
@@ -60,7 +56,7 @@ def _run_all(plan: tuple[Launch, ...]) -> None:
         run(launch, launch.arguments["out"].device)
 
 
-def _operands(work: Any, scene: Any) -> Operands:
+def _operands(work: Work, scene: Scene) -> Operands:
     batch, cache = scene.batch, scene.cache
     return Operands(
         out=torch.empty_like(scene.query),
