@@ -200,9 +200,17 @@ def _autoscaling(facts: Facts, history: History, decisions: list[Mapping[str, An
 
 
 def difference(new: Mapping[str, Any], last: Mapping[str, Any]) -> Status:
-    """Merge patch from `last` to `new`: top-level fields that differ, None for those that are gone."""
+    """Merge patch from `last` to `new`: top-level fields that differ, None for those that are gone, at any depth."""
     keys = {*new, *last}
-    return {key: new.get(key) for key in sorted(keys) if new.get(key) != last.get(key)}
+    return {key: _merging(new.get(key), last.get(key)) for key in sorted(keys) if new.get(key) != last.get(key)}
+
+
+def _merging(new: Any, last: Any) -> Any:
+    """What merges into `last` and gives `new`."""
+    if not isinstance(new, Mapping) or not isinstance(last, Mapping):
+        return new
+    gone = dict.fromkeys(key for key in last if key not in new)
+    return {key: _merging(value, last.get(key)) for key, value in new.items()} | gone
 
 
 def is_urgent(patch: Mapping[str, Any], last: Mapping[str, Any]) -> bool:

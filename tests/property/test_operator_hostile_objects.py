@@ -141,6 +141,34 @@ def test_a_status_that_others_wrote_is_survived(status: dict[str, Any]) -> None:
     difference(render(facts, history, decisions, NOW), status)
 
 
+VALUES = st.recursive(
+    st.booleans() | st.integers(0, 3) | st.text(max_size=2) | st.lists(st.integers(0, 2), max_size=2),
+    lambda inner: st.dictionaries(st.sampled_from("abcd"), inner, max_size=4),
+    max_leaves=12,
+)
+
+
+def merged(target: Any, patch: Any) -> Any:
+    """RFC 7386, as an API server merges a status."""
+    if not isinstance(patch, dict):
+        return patch
+    result = dict(target) if isinstance(target, dict) else {}
+    for key, value in patch.items():
+        if value is None:
+            result.pop(key, None)
+        else:
+            result[key] = merged(result.get(key), value)
+    return result
+
+
+@given(st.dictionaries(st.sampled_from("abcd"), VALUES), st.dictionaries(st.sampled_from("abcd"), VALUES))
+def test_a_written_status_is_the_rendered_one(last: dict[str, Any], new: dict[str, Any]) -> None:
+    """A field that left an object inside the status stayed there, and the status was written again and again."""
+    written = merged(last, difference(new, last))
+    assert written == new
+    assert difference(new, written) == {}
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.sampled_from(["Pending", "Running", "Failed", "Odd"]), st.text(max_size=8), st.integers(-5, 2**40))
 def test_pods_with_odd_texts_are_read(phase: str, text: str, restarts: int) -> None:
