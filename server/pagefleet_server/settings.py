@@ -49,6 +49,9 @@ class ModelSettings:
     """Tokens of prompt plus output, >= 1. None: the model's own limit; always capped by what the blocks can hold."""
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
     """Compute threads, >= 1. None: the CPUs this process may use (affinity and cgroup), CPU device only."""
+    pin_threads: bool = True
+    """With as many threads as CPUs in the process's affinity, and the CPU kernels: the thread that runs the steps keeps
+    the first CPU and all others the rest, so that they never wait for each other on one. Without effect otherwise."""
     chat_template: str | None = None
     """Jinja file for conversations, or the template itself. None: the model's own."""
     generation_config: bool = True

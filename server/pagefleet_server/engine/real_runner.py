@@ -2,12 +2,15 @@
 
 import contextlib
 import gc
+import logging
 from collections.abc import Iterator
 
 from pagefleet_server.engine.runner_protocol import Runner
 from pagefleet_server.models.checkpoint import open_checkpoint
 from pagefleet_server.models.load_progress import Progress
 from pagefleet_server.settings import EngineSettings
+
+_logger = logging.getLogger(__name__)
 
 
 def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
@@ -16,8 +19,14 @@ def build_runner(settings: EngineSettings, progress: Progress) -> Runner:
     open_checkpoint(settings.model.model, need_weights=settings.model.load_format != "dummy")
     progress("load_weights", "importing torch")
     with _without_collections():
+        from pagefleet_server.runner.placement import keep_apart
         from pagefleet_server.runner.runner import build_runner as build
-    return build(settings, progress)
+    runner = build(settings, progress)
+    if settings.model.pin_threads and runner.linear_backend == "cpu" and runner.group is None:
+        places = keep_apart()
+        if places is not None:
+            _logger.info("CPU %d leads the steps, the other threads keep to %s", *places.leader, sorted(places.others))
+    return runner
 
 
 @contextlib.contextmanager
