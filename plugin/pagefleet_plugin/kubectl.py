@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import re
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -13,6 +14,16 @@ from pagefleet_plugin.errors import PluginError
 MAX_ERROR_CHARS = 500
 TIMEOUT_SECONDS = 30.0
 RESOURCE = "llmdeployments.pagefleet.dev"
+
+
+KLOG = re.compile(r"[EWIF]\d{4} .*")
+"""A line of the client library's log, which repeats what kubectl says last."""
+
+
+def own_words(stderr: str) -> str:
+    """What kubectl says of its failure, at most MAX_ERROR_CHARS of it."""
+    lines = [line for line in stderr.splitlines() if not KLOG.match(line)]
+    return "\n".join(lines).strip().removeprefix("error: ")[:MAX_ERROR_CHARS]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,9 +64,7 @@ class Kubectl:
                 process.kill()
                 await process.wait()
         if process.returncode != 0:
-            raise PluginError(
-                err.decode(errors="replace").strip()[:MAX_ERROR_CHARS] or f"kubectl {arguments[0]} failed"
-            )
+            raise PluginError(own_words(err.decode(errors="replace")) or f"kubectl {arguments[0]} failed")
         return out.decode(errors="replace")
 
     async def get_json(self, *arguments: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ import argparse
 import asyncio
 import json
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -62,18 +63,20 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     found.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
     found = commands.add_parser("explain", parents=[shared], help="why it has this many replicas, in words")
-    found.add_argument("name", metavar="NAME")
+    found.add_argument("name", type=_name, metavar="NAME")
     found.add_argument("--decisions", type=_positive, default=5, metavar="N", help="last changes shown (default: 5)")
     found.add_argument("-o", "--output", choices=("text", "json"), default="text")
 
     calls = argparse.ArgumentParser(add_help=False, parents=[shared])
-    calls.add_argument("name", metavar="NAME")
-    calls.add_argument("--url", help="base URL of the API (default: the Service, by port-forward where needed)")
+    calls.add_argument("name", type=_name, metavar="NAME")
+    calls.add_argument(
+        "--url", type=_url, help="base URL of the API (default: the Service, by port-forward where needed)"
+    )
     calls.add_argument("--max-tokens", type=_positive, metavar="N", help="longest answer (default: the server's)")
 
     found = commands.add_parser("chat", parents=[calls], help="talk to the model", epilog=_KEY_HELP)
     found.add_argument("--system", metavar="TEXT", help="system message")
-    found.add_argument("--temperature", type=float, metavar="T")
+    found.add_argument("--temperature", type=_temperature, metavar="T", help="0 always takes the likeliest token")
     found.add_argument("question", nargs="?", help="ask this and end; without it, a conversation")
 
     found = commands.add_parser("bench", parents=[calls], help="a short load test", epilog=_KEY_HELP)
@@ -84,6 +87,8 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     if arguments.command == "chat" and arguments.question is None and len(rest) == 1 and not rest[0].startswith("-"):
         # argparse gives an optional argument its (empty) value before it has seen what follows an option.
         arguments.question, rest = rest[0], []
+    if arguments.command == "chat" and arguments.question is not None and not arguments.question.strip():
+        parser.error("QUESTION is empty; leave it out for a conversation")
     if rest:
         parser.error(f"unrecognized arguments: {' '.join(rest)}")
     return arguments
@@ -207,8 +212,30 @@ def _read_line() -> str | None:
         return None
 
 
+def _name(text: str) -> str:
+    if not re.fullmatch(r"[a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?", text):
+        raise argparse.ArgumentTypeError(f"{text[:100]!r} is no name of an object: small letters, digits, '-' and '.'")
+    return text
+
+
+def _url(text: str) -> str:
+    if not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", text):
+        raise argparse.ArgumentTypeError(f"{text[:100]!r} is no base URL; write it as http://127.0.0.1:8000")
+    return text
+
+
+def _temperature(text: str) -> float:
+    try:
+        value = float(text)
+    except ValueError:
+        value = -1.0
+    if not 0 <= value <= 2:
+        raise argparse.ArgumentTypeError(f"{text[:100]!r} is not between 0 and 2")
+    return value
+
+
 def _positive(text: str) -> int:
-    value = int(text) if text.isdigit() else 0
+    value = int(text) if text.isdecimal() and len(text) <= 9 else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
     return value

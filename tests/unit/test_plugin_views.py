@@ -16,6 +16,7 @@ from pagefleet_plugin import top
 from pagefleet_plugin.bench import Outcome, summarise
 from pagefleet_plugin.deployment import Deployment
 from pagefleet_plugin.explain import RULES, explain
+from pagefleet_plugin.kubectl import own_words
 from pagefleet_plugin.main import parse_arguments
 
 NOW = datetime(2026, 3, 1, 12, 0, tzinfo=UTC)
@@ -218,6 +219,12 @@ def test_a_question_may_stand_before_or_after_the_options(argv: list[str]) -> No
         ["chat", "smollm2", "--temperature", "0", "why", "not"],
         ["chat", "smollm2", "--loud"],
         ["explain", "smollm2", "why?"],
+        ["explain", "../smollm2"],
+        ["bench", "chat", "--requests", "²"],
+        ["chat", "smollm2", "--url", "localhost:8000"],
+        ["chat", "smollm2", "--temperature", "nan"],
+        ["chat", "smollm2", "--temperature", "3"],
+        ["chat", "smollm2", " "],
         [],
     ],
 )
@@ -225,6 +232,19 @@ def test_arguments_that_mean_nothing_are_refused(argv: list[str]) -> None:
     with pytest.raises(SystemExit) as caught:
         parse_arguments(argv)
     assert caught.value.code == 2
+
+
+@pytest.mark.parametrize(
+    ("stderr", "want"),
+    [
+        ('E1130 13:23:15.9 1 memcache.go:381] "err"\nThe connection was refused\n', "The connection was refused"),
+        ("error: the server is away\n", "the server is away"),
+        ("Error from server (NotFound): no such thing", "Error from server (NotFound): no such thing"),
+        ("", ""),
+    ],
+)
+def test_of_what_kubectl_prints_its_own_words_are_shown(stderr: str, want: str) -> None:
+    assert own_words(stderr) == want
 
 
 def test_every_rule_of_the_autoscaler_has_its_sentence() -> None:
