@@ -1,6 +1,7 @@
 """Queue full, clients that leave, engines that die or hang: the server over a real engine process without a model."""
 
 import asyncio
+import json
 import signal
 from pathlib import Path
 from typing import Any
@@ -241,6 +242,25 @@ async def test_a_reader_that_takes_nothing_is_dropped_and_its_request_ended(tmp_
         metrics = await talk.until_idle()
         assert metrics['vllm:request_success_total{finished_reason="abort"}'] == 1
         await cut(writer)
+
+
+async def test_a_large_answer_is_sent_as_it_is_read_or_dropped(tmp_path: Path) -> None:
+    text = "ab" * 400_000
+    async with memory_server(tmp_path, "fine", "--write-timeout", "0.5") as talk:
+        status, answer = await talk.post("/tokenize", prompt=text)
+        assert status == 200 and answer["count"] == len(answer["tokens"]) == len(text)
+        _, writer = await talk.connect()
+        data = json.dumps({"prompt": text}).encode()
+        head = f"POST /tokenize HTTP/1.1\r\nHost: x\r\nContent-Length: {len(data)}\r\n\r\n"
+        writer.write(head.encode() + data)
+        await writer.drain()
+
+        async def dropped() -> bool:
+            return "client_too_slow" in talk.server.log
+
+        await talk.until(dropped, "it is dropped")
+        await cut(writer)
+        assert (await talk.post("/tokenize", prompt="ab"))[0] == 200
 
 
 def test_a_missing_model_ends_the_server_at_once_with_the_reason(tmp_path: Path) -> None:

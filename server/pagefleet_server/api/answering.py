@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import socket
 import uuid
 from collections.abc import AsyncIterator
 from contextlib import aclosing, asynccontextmanager
@@ -16,11 +15,10 @@ from pagefleet_server.api.generation import Generation, Usage
 from pagefleet_server.api.protocol.sampling import SamplingBody
 from pagefleet_server.api.reply import Document, Reply
 from pagefleet_server.api.service import Service
+from pagefleet_server.api.whole_answer import OUTCOME, bound_kernel_buffer, give_up, send_json
 
 USAGE = web.RequestKey("usage", Usage)
 """Token counts for the access log."""
-OUTCOME = web.RequestKey("outcome", str)
-"""How a stream ended, when it did not end well, for the access log."""
 
 
 def make_head(prefix: str, service: Service) -> Document:
@@ -40,14 +38,14 @@ async def answer(
         return await send_stream(request, generation, reply, body, stream)
 
 
-async def send_whole(request: web.Request, generation: Generation, reply: Reply) -> web.Response:
+async def send_whole(request: web.Request, generation: Generation, reply: Reply) -> web.StreamResponse:
     """Wait for every choice, then answer. Raises UnavailableError."""
     async with aclosing(generation.deltas()) as deltas:
         async for choice, delta in deltas:
             await reply.note(choice, delta)
     request[USAGE] = generation.usage
     document = await reply.whole(generation.choices, generation.usage)
-    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+    return await send_json(request, msgspec.json.encode(document))
 
 
 async def send_stream(
@@ -91,15 +89,12 @@ async def send_stream(
     try:
         await stream.end(await follow())
     except (TimeoutError, ConnectionError) as error:
-        request[OUTCOME] = "client_too_slow" if isinstance(error, TimeoutError) else "client_gone"
-        stream.drop()
+        give_up(request, error)
     finally:
         request[USAGE] = generation.usage
     return stream.response
 
 
-STREAM_BUFFER_BYTES = 64 * 1024
-"""Of one stream in the kernel; aiohttp holds as much again."""
 SMALL_BYTES = 16 * 1024
 """Far below what makes the transport ask its writer to wait."""
 
@@ -140,11 +135,6 @@ class EventStream:
             self._ended = True
             await self.response.write_eof()
 
-    def drop(self) -> None:
-        """Cut the connection: the client must not take a torn stream for a whole one."""
-        if self._request.transport is not None:
-            self._request.transport.abort()
-
     @asynccontextmanager
     async def kept_alive(self, seconds: float) -> AsyncIterator[None]:
         """Send a comment whenever nothing was sent for so long."""
@@ -167,13 +157,6 @@ class EventStream:
         self._num_writes += 1
         async with asyncio.timeout(self._timeout), self._lock:
             if not self.response.prepared:
-                self._bound_kernel_buffer()
+                bound_kernel_buffer(self._request)
                 await self.response.prepare(self._request)
             await self.response.write(data)
-
-    def _bound_kernel_buffer(self) -> None:
-        """By itself the kernel holds megabytes for each reader that is slow."""
-        transport = self._request.transport
-        connection = None if transport is None else transport.get_extra_info("socket")
-        if connection is not None:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, STREAM_BUFFER_BYTES)

@@ -8,11 +8,12 @@ from collections.abc import Awaitable, Callable
 from aiohttp import web
 
 from pagefleet_server.api import chat_route, completion_route, embedding_route, page_routes, status_routes, text_routes
-from pagefleet_server.api.answering import OUTCOME, USAGE
+from pagefleet_server.api.answering import USAGE
 from pagefleet_server.api.errors import ApiError, ErrorBody, QuotaError, RefusedError, TornBodyError, UnauthorizedError
 from pagefleet_server.api.generation import Usage
 from pagefleet_server.api.load_report import REQUEST_HEADER, RESPONSE_HEADER, report_load
 from pagefleet_server.api.service import SERVICE, TENANT, TRACE, Service
+from pagefleet_server.api.whole_answer import OUTCOME
 from pagefleet_server.log import ACCESS_LOGGER, LOGGER
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]

@@ -20,10 +20,11 @@ from pagefleet_server.api.output_text import TextRules
 from pagefleet_server.api.planning import read_terms
 from pagefleet_server.api.protocol.embeddings import EmbeddingBody
 from pagefleet_server.api.service import SERVICE, Arrival, Loaded, Service
+from pagefleet_server.api.whole_answer import send_json
 from pagefleet_server.core.sampling_params import SamplingParams
 
 
-async def post_embeddings(request: web.Request) -> web.Response:
+async def post_embeddings(request: web.Request) -> web.StreamResponse:
     """A vector of length 1 for each input, in their order."""
     service = request.app[SERVICE]
     service.require()
@@ -53,7 +54,7 @@ async def post_embeddings(request: web.Request) -> web.Response:
         "model": service.model_name,
         "usage": {"prompt_tokens": num_tokens, "total_tokens": num_tokens},
     }
-    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+    return await send_json(request, msgspec.json.encode(document))
 
 
 def _groups(inputs: Sequence[str | list[int]], size: int) -> Iterable[Sequence[str | list[int]]]:

@@ -9,9 +9,10 @@ from pagefleet_server.api.bodies import read_body
 from pagefleet_server.api.lengths import check_token_ids
 from pagefleet_server.api.protocol.tokenizing import DetokenizeBody, TokenizeBody
 from pagefleet_server.api.service import SERVICE
+from pagefleet_server.api.whole_answer import send_json
 
 
-async def post_tokenize(request: web.Request) -> web.Response:
+async def post_tokenize(request: web.Request) -> web.StreamResponse:
     """Token ids of a text or a conversation, as the generation routes would make them."""
     service = request.app[SERVICE]
     service.require()
@@ -31,17 +32,18 @@ async def post_tokenize(request: web.Request) -> web.Response:
             )
         ids = await loaded.text.encode_any(text, add_special_tokens=add_special_tokens)
         strings = await loaded.text.token_strings(ids) if body.return_token_strs else None
-    return _answer(
+    return await _answer(
+        request,
         {
             "count": len(ids),
             "max_model_len": loaded.ready.max_model_len,
             "tokens": ids,
             "token_strs": strings,
-        }
+        },
     )
 
 
-async def post_detokenize(request: web.Request) -> web.Response:
+async def post_detokenize(request: web.Request) -> web.StreamResponse:
     """Text of token ids."""
     service = request.app[SERVICE]
     service.require()
@@ -50,15 +52,15 @@ async def post_detokenize(request: web.Request) -> web.Response:
     service.check_model(body.model)
     await check_token_ids(body.tokens, loaded.ready.vocab_size)
     text = await loaded.text.decode_long(body.tokens, skip_special_tokens=body.skip_special_tokens)
-    return _answer({"prompt": text})
+    return await _answer(request, {"prompt": text})
 
 
-async def get_tokenizer_info(request: web.Request) -> web.Response:
+async def get_tokenizer_info(request: web.Request) -> web.StreamResponse:
     """What clients need that render templates or count tokens themselves (vLLM's name)."""
     service = request.app[SERVICE]
     loaded = service.require()
-    return _answer(loaded.text.tokenizer_info | {"model_max_length": loaded.ready.max_model_len})
+    return await _answer(request, loaded.text.tokenizer_info | {"model_max_length": loaded.ready.max_model_len})
 
 
-def _answer(document: Mapping[str, object]) -> web.Response:
-    return web.Response(body=msgspec.json.encode(document), content_type="application/json")
+async def _answer(request: web.Request, document: Mapping[str, object]) -> web.StreamResponse:
+    return await send_json(request, msgspec.json.encode(document))
