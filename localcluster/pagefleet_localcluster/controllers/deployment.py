@@ -15,10 +15,15 @@ from pagefleet_localcluster.event_recorder import EventRecorder
 from pagefleet_localcluster.objects import (
     Object,
     annotations_of,
+    controller_of,
     is_controlled_by,
+    is_deleted,
     is_pod_finished,
     key_of,
+    labels_of,
     name_of,
+    owner_reference,
+    selector_matches,
 )
 from pagefleet_localcluster.reflector import Reflector
 
@@ -47,6 +52,8 @@ class DeploymentController:
         if deployment is None:
             return None
         namespace = deployment["metadata"]["namespace"]
+        if not is_deleted(deployment):
+            await self._adopt(deployment, namespace)
         mine = [
             rs
             for rs in self._replica_sets.objects.values()
@@ -62,6 +69,18 @@ class DeploymentController:
         plan = plan_deployment(deployment, mine, old_pods, self._clock())
         await self._carry_out(deployment, namespace, plan)
         return plan.requeue_seconds
+
+    async def _adopt(self, deployment: Object, namespace: str) -> None:
+        """Take over matching ReplicaSets without a controller: those of a Deployment that was deleted without them."""
+        selector = deployment["spec"]["selector"]
+        for rs in list(self._replica_sets.objects.values()):
+            if rs["metadata"]["namespace"] != namespace or controller_of(rs) is not None or is_deleted(rs):
+                continue
+            if selector_matches(selector, labels_of(rs)):
+                others = rs["metadata"].get("ownerReferences") or ()
+                owners = [*others, owner_reference(deployment, "apps/v1", "Deployment")]
+                patch = {"metadata": {"ownerReferences": owners, "uid": rs["metadata"]["uid"]}}
+                self._replica_sets.record(await self._client.patch(REPLICA_SETS, name_of(rs), patch, namespace))
 
     async def _carry_out(self, deployment: Object, namespace: str, plan: DeploymentPlan) -> None:
         if plan.create is not None and not await self._create(deployment, namespace, plan.create):
