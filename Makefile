@@ -50,10 +50,11 @@ bench: install
 	$(BIN)/python -m benchmarks.serving.budget
 
 # Side by side with other servers (docs/performance.md): about 8 GB in PAGEFLEET_PEERS, by default in the user's cache.
+# make bench-peers QUICK=1: one round of a quarter of each workload.
 bench-peers: peers
-	$(BIN)/python -m benchmarks.serving --peers all --workloads A,B,C,D,E --rounds 3 --cross-check
-	$(BIN)/python -m benchmarks.serving --peers all --size 1b --workloads A,D --rounds 3
-	$(BIN)/python -m benchmarks.serving.budget
+	$(BIN)/python -m benchmarks.serving --peers all --workloads A,B,C,D,E $(if $(QUICK),--quick,--rounds 3 --cross-check)
+	$(BIN)/python -m benchmarks.serving --peers all --size 1b --workloads A,D $(if $(QUICK),--quick,--rounds 3)
+	$(BIN)/python -m benchmarks.serving.budget $(if $(QUICK),--rounds 5)
 
 peers: install
 	$(BIN)/python -m benchmarks.serving.setup --with-1b

@@ -4,6 +4,7 @@
     python -m benchmarks.serving --peers ours,vllm,llama-bf16 --rounds 3 --json out.json
     python -m benchmarks.serving --peers vllm,llama-bf16 --hold running.json      starts them and waits for Ctrl-C
     python -m benchmarks.serving --peers ours,vllm --running running.json -w A    starts ours anew, uses that vllm
+    python -m benchmarks.serving --peers all --quick              one short round: does everything run?
     python -m benchmarks.serving --report out.json more.json [--write docs/performance.md]      tables of earlier runs
 
 Peers: ours, vllm, llama-bf16, llama-q4, transformers, openvino-q4, installed by benchmarks/serving/setup.py; and any
@@ -29,7 +30,7 @@ from benchmarks.serving.paths import Paths, default_paths, quantised_gguf
 from benchmarks.serving.peers import Peer, known_peers, ours
 from benchmarks.serving.report import IN_TOTAL, between_marks, markdown, rate
 from benchmarks.serving.servers import Server
-from benchmarks.serving.workloads import WHAT, Workload, build, one_token_words
+from benchmarks.serving.workloads import WHAT, Workload, build, one_token_words, shortened
 from pagefleet_server.tokenizer import load_tokenizer
 
 WARM_UP_SEED = -1
@@ -44,6 +45,7 @@ def parse() -> argparse.Namespace:
         "-w", "--workloads", default="A,B,C,D", help="of " + "; ".join(f"{k} {v}" for k, v in WHAT.items())
     )
     parser.add_argument("--rounds", type=int, default=3)
+    parser.add_argument("--quick", action="store_true", help="one round of a quarter of each workload: does it run?")
     parser.add_argument(
         "--size", choices=SIZES, default="135m", help="the model; 1b: random weights, for ours and vllm only"
     )
@@ -67,7 +69,16 @@ def parse() -> argparse.Namespace:
         "--write", type=Path, metavar="PAGE", help="with --report: the tables into that page, between marks"
     )
     parser.add_argument("--logs", type=Path, help="folder for the servers' logs; default: a temporary one")
-    return parser.parse_args()
+    options = parser.parse_args()
+    if options.quick:
+        options.rounds = 1
+    return options
+
+
+def workload_of(options: argparse.Namespace, name: str, words: list[str], seed: int) -> Workload:
+    """As asked for: whole or short."""
+    workload = build(name, words, seed)
+    return shortened(workload) if options.quick else workload
 
 
 def make_peer(options: argparse.Namespace, paths: Paths, name: str) -> Peer:
@@ -106,6 +117,8 @@ async def main(options: argparse.Namespace) -> None:
     record = Record(machine.facts() | {"seed": options.seed if options.seed is not None else int(time.time())})
     if options.size != "135m":
         record.facts["model"] = options.size
+    if options.quick:
+        record.facts["quick"] = "a quarter of each workload"
     open_servers: dict[str, Server] = {}
     try:
         for name in names:
@@ -146,7 +159,7 @@ async def measure(options: argparse.Namespace, record: Record, peers: list[Serve
     record.facts["reading memory"] = f"{rates.bytes_per_s / 1e9:.1f} GB/s"
     record.facts["bfloat16 product"] = f"{rates.flops_per_s / 1e9:.0f} GFLOP/s"
     for name in options.workloads.split(","):
-        workload = build(name, words, seed)
+        workload = workload_of(options, name, words, seed)
         if workload.requests[0].at is None:
             tokens = workload.num_output + (name == IN_TOTAL) * sum(request.num_prompt for request in workload.requests)
             record.floors[name] = tokens / floors.floor_seconds(workload, SIZES[options.size], rates)
@@ -155,7 +168,7 @@ async def measure(options: argparse.Namespace, record: Record, peers: list[Serve
     for index in range(options.rounds):
         turn = peers[index % len(peers) :] + peers[: index % len(peers)]
         for name in options.workloads.split(","):
-            workload = build(name, words, seed + index)
+            workload = workload_of(options, name, words, seed + index)
             for server in turn:
                 await machine.wait_quiet(options.quiet_wait)
                 run = await server.measure(workload, seed + index)

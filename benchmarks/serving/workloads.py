@@ -3,7 +3,7 @@
 import math
 import random
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
@@ -80,6 +80,17 @@ def build(name: str, words: Words, seed: int) -> Workload:
         "E": lambda: _open_arrivals(rng, text),
     }
     return makers[name]()
+
+
+def shortened(workload: Workload, parts: int = 4) -> Workload:
+    """The first of so many parts: as many requests as are open at once, at least; of those with a time of their own
+    the ones that come in that part of it."""
+    requests = workload.requests
+    count = max(workload.concurrency, len(requests) // parts)
+    last = requests[-1].at
+    if last is not None:
+        count = max(1, sum((request.at or 0.0) <= last / parts for request in requests))
+    return replace(workload, requests=requests[:count])
 
 
 def _shared_prefix(text: Callable[[int], str]) -> Workload:

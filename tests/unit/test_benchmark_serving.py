@@ -11,7 +11,7 @@ from benchmarks.serving.client import send_workload
 from benchmarks.serving.floors import ONE_BILLION, SMOLLM2, ModelSize, Rates, floor_seconds
 from benchmarks.serving.outcome import Answer, Record, Run, percentile, summarise
 from benchmarks.serving.report import between_marks, markdown, ratios
-from benchmarks.serving.workloads import WHAT, Request, Workload, build, one_token_words
+from benchmarks.serving.workloads import WHAT, Request, Workload, build, one_token_words, shortened
 from pagefleet_server.tokenizer import load_tokenizer
 from support.smollm2 import smollm2_gguf
 
@@ -37,6 +37,18 @@ def test_requests_of_c_share_a_prefix_and_those_of_a_do_not() -> None:
     assert len({request.prompt.split()[:800].__repr__() for request in shared}) == 1
     assert len({request.prompt for request in shared}) == 64
     assert len({request.prompt.split()[0] for request in apart}) > 32
+
+
+@pytest.mark.parametrize("name", WHAT)
+def test_a_quick_run_sends_the_first_part_of_each_workload(name: str) -> None:
+    whole = build(name, [f"w{index}" for index in range(500)], 3)
+    quick = shortened(whole)
+    assert quick.requests == whole.requests[: len(quick.requests)] and quick.concurrency == whole.concurrency
+    if whole.requests[-1].at is None:
+        assert len(quick.requests) == max(whole.concurrency, len(whole.requests) // 4)
+    else:
+        ends = [workload.requests[-1].at or 0.0 for workload in (quick, whole)]
+        assert 0.0 < ends[0] <= ends[1] / 4 < (whole.requests[len(quick.requests)].at or 0.0)
 
 
 def test_arrivals_of_e_are_two_a_second() -> None:
