@@ -1,5 +1,6 @@
 """Writes docs/crd.md from crds/llmdeployment.yaml; with --check says whether it is up to date (exit 1 when not)."""
 
+import argparse
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -29,9 +30,12 @@ spec:
 
 
 def main() -> None:
-    """Entry point."""
+    """Write it, or with --check say whether it is what this script makes (exit code 1 if not)."""
+    parser = argparse.ArgumentParser(description="Writes docs/crd.md from crds/llmdeployment.yaml.")
+    parser.add_argument("--check", action="store_true", help="only compare")
+    check = parser.parse_args().check
     page = render(yaml.safe_load(CRD.read_text()))
-    if "--check" in sys.argv[1:]:
+    if check:
         if not PAGE.is_file() or PAGE.read_text() != page:
             sys.exit("docs/crd.md is not what crds/llmdeployment.yaml says: run tools/crd_docs.py")
         return

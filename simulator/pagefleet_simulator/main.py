@@ -8,6 +8,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, fields, replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -44,6 +45,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pagefleet-sim", description=__doc__)
+    parser.add_argument("--version", action="version", version=version("pagefleet"))
     commands = parser.add_subparsers(dest="command", required=True)
     commands.add_parser("profiles", help="list the shipped profiles and their sources")
 
@@ -97,12 +99,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
+def _check_folders(**paths: Path | None) -> None:
+    """Before minutes of work are lost. Raises ValueError."""
+    for flag, path in paths.items():
+        if path is not None and not path.absolute().parent.is_dir():
+            raise ValueError(f"--{flag} {path}: there is no folder {path.absolute().parent}; make it first")
+
+
 def _run(options: argparse.Namespace) -> int:
+    _check_folders(plot=options.plot, json=options.json)
+    if not (0 <= options.start < math.inf and 0 < options.seconds < math.inf):
+        raise ValueError(f"--from {options.start:g} --seconds {options.seconds:g}: at least 0 and above 0, both finite")
     profile = load_profile(options.profile)
     load = parse_load(options.load, seconds=options.seconds, seed=options.seed)
     load = (
         load.slice(options.start, options.start + options.seconds).at_rate(options.rate).within(profile.max_model_len)
     )
+    if not load.arrivals:
+        raise ValueError(f"no request of {load.name} is left; lower --from, or raise --seconds or the rate")
     scenario = Scenario(
         profile,
         start_seconds=options.start_seconds,
@@ -155,6 +169,7 @@ def _simulate(text: str, scenario: Scenario, load: Workload) -> tuple[str, Resul
 
 
 def _compare(options: argparse.Namespace) -> int:
+    _check_folders(json=options.json, markdown=options.markdown)
     policies = options.policies.split(",")
     unknown = [name for name in policies if name not in CATALOG]
     if unknown:

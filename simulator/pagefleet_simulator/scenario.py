@@ -1,6 +1,7 @@
 """What is simulated besides load and policy: the cluster, its faults, its clients."""
 
-from dataclasses import dataclass, field
+import math
+from dataclasses import asdict, dataclass, field
 
 from pagefleet_simulator.profile import Profile
 
@@ -65,9 +66,18 @@ class Scenario:
                 f"replicas: 1 <= min {self.min_replicas} <= initial {self.initial_replicas} <= "
                 f"max {self.max_replicas} does not hold"
             )
-        for name in ("start_seconds", "scrape_seconds", "stale_seconds", "keep_alive_seconds"):
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} is {getattr(self, name)}; it must be above 0")
+        above_zero = {
+            name: getattr(self, name)
+            for name in ("start_seconds", "scrape_seconds", "stale_seconds", "keep_alive_seconds")
+        }
+        above_zero |= asdict(self.objective)
+        if self.faults.crash_every_seconds is not None:
+            above_zero["crash_every_seconds"] = self.faults.crash_every_seconds
+        for name, value in above_zero.items():
+            if not 0 < value < math.inf:
+                raise ValueError(f"{name} is {value}; it must be above 0 and finite")
+        if self.devices is not None and self.devices < 1:
+            raise ValueError(f"devices is {self.devices}; at least 1, or leave it out for enough")
         if self.warmup_seconds < 0:
             raise ValueError(f"warmup_seconds is {self.warmup_seconds}; it must be at least 0")
         if self.clients < 1 or not 0 <= self.faults.silent_part <= 1:

@@ -38,6 +38,16 @@ def test_profiles_are_listed_with_their_sources(capsys: pytest.CaptureFixture[st
         (["--min", "5"], "min 5"),
         (["--load", "burstgpt:/nonexistent"], "No such file"),
         (["--rate", "0"], "above 0"),
+        (["--seconds", "0"], "--seconds 0"),
+        (["--seconds", "nan"], "--seconds nan"),
+        (["--from", "-1"], "--from -1"),
+        (["--from", "1e9"], "no request of"),
+        (["--ttft", "-1"], "time_to_first_token_seconds is -1.0; it must be above 0"),
+        (["--start-seconds", "inf"], "above 0 and finite"),
+        (["--crash-every", "0"], "crash_every_seconds is 0.0; it must be above 0"),
+        (["--devices", "0"], "devices is 0; at least 1"),
+        (["--json", "/nonexistent/x.json"], "there is no folder /nonexistent"),
+        (["--plot", "/nonexistent/x"], "there is no folder /nonexistent"),
     ],
 )
 def test_what_cannot_be_simulated_is_said(arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
