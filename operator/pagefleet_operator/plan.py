@@ -73,6 +73,8 @@ class Plan:
     """The Deployment keeps its replicas until the costs are seen."""
     failure: Failure | None = None
     """The wanted template failed: the Deployment goes back to the one before."""
+    available_template: str | None = None
+    """Hash of the last pod template whose replicas were all ready."""
     conflicts: tuple[str, ...] = ()
     """"Kind name" of objects of our name that someone else controls: never touched."""
     removals: tuple[str, ...] = ()
@@ -127,6 +129,7 @@ def plan(
         costs=costs,
         waits_for_victims=waits,
         failure=failure,
+        available_template=rollout.available(past(llmd), observed.children.get("Deployment"), observed.replica_sets),
     )
 
 
@@ -183,20 +186,20 @@ def _deployment(
 ) -> tuple[builders.Manifest, Failure | None]:
     """The wanted Deployment, or the one to go back to and why."""
     wanted = rollout.template_hash(manifest)
-    failure = rollout.judge(
-        wanted, known_failure(llmd), observed.children.get("Deployment"), observed.replica_sets, observed.pods
-    )
-    good = rollout.go_back_to(wanted, observed.replica_sets) if failure is not None else None
+    before, live = past(llmd), observed.children.get("Deployment")
+    failure = rollout.judge(wanted, before, live, observed.replica_sets, observed.pods)
+    good = rollout.go_back_to(wanted, before, observed.replica_sets) if failure is not None else None
     if failure is None or good is None:
         return rollout.stamped(manifest, wanted), None
     return rollout.rolled_back(manifest, good), failure
 
 
-def known_failure(llmd: LLMDeployment) -> Failure | None:
-    """The failure that the status remembers."""
+def past(llmd: LLMDeployment) -> rollout.Past:
+    """What the status remembers of rollouts."""
     known = llmd.status.get("rollout") or {}
     failed = known.get("failedTemplateHash")
-    return Failure(failed, known.get("message", "")) if failed else None
+    failure = Failure(failed, known.get("message", "")) if failed else None
+    return rollout.Past(failure, known.get("availableTemplateHash"))
 
 
 def is_ours(child: Child, uid: str) -> bool:

@@ -20,7 +20,7 @@ from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.observe import find_children, observe
 from pagefleet_operator.pacing import Pace
-from pagefleet_operator.plan import Observed, Plan, kinds_of, known_failure, plan
+from pagefleet_operator.plan import Observed, Plan, kinds_of, past, plan
 from pagefleet_operator.resources import EVERY_CHILD
 from pagefleet_operator.scaling import Scaling
 from pagefleet_operator.scrape import Scraper
@@ -191,7 +191,7 @@ class ObjectLoop:
         body = await self._scale(memory, llmd, body, observed, now)
         llmd = parse(body)
         intended = self._plan(memory, llmd, observed, now)
-        if intended.failure is not None and intended.failure != known_failure(llmd):
+        if intended.failure is not None and intended.failure != past(llmd).failure:
             # Remembered first: a restart in between must not try the same template again.
             body = await apply.write_status(
                 self._context.api, body, {"rollout": status.render_failure(intended.failure)}

@@ -44,16 +44,36 @@ def stamped(deployment: Manifest, wanted: str) -> Manifest:
     return {**deployment, "spec": {**deployment["spec"], "template": template}}
 
 
+@dataclass(frozen=True, slots=True)
+class Past:
+    """What is remembered of earlier rollouts."""
+
+    failure: Failure | None = None
+    """The last one that failed."""
+    available: str | None = None
+    """Template hash of the last one whose replicas were all ready: a rollout may take the only one of them away."""
+
+
+def available(past: Past, deployment: Body | None, replica_sets: Sequence[Body]) -> str | None:
+    """`past.available` as it is now: the Deployment's own template once all its replicas are ready with it."""
+    spec = (deployment or {}).get("spec") or {}
+    stamp = _stamp(spec.get("template"))
+    own = [item for item in replica_sets if stamp is not None and _stamp(item.get("spec", {}).get("template")) == stamp]
+    if any(_is_fully_available(item) and item["spec"]["replicas"] >= spec.get("replicas", 1) for item in own):
+        return stamp
+    return past.available
+
+
 def judge(
-    wanted: str, known: Failure | None, deployment: Body | None, replica_sets: Sequence[Body], pods: Sequence[Pod]
+    wanted: str, past: Past, deployment: Body | None, replica_sets: Sequence[Body], pods: Sequence[Pod]
 ) -> Failure | None:
     """The failure of the wanted template, known or new; None when it did not fail, or nothing worked before it."""
-    if known is not None and known.template_hash == wanted and go_back_to(wanted, replica_sets) is not None:
+    good, known = go_back_to(wanted, past, replica_sets), past.failure
+    if known is not None and known.template_hash == wanted and good is not None:
         return known
     if deployment is None or _stamp(deployment.get("spec", {}).get("template")) != wanted:
         return None
-    good = go_back_to(wanted, replica_sets)
-    if good is None or not _is_fully_available(good):
+    if good is None or not _worked(good, past):
         return None
     crashed = _crashed(wanted, replica_sets, pods)
     if crashed is not None:
@@ -64,10 +84,15 @@ def judge(
     return None
 
 
-def go_back_to(wanted: str, replica_sets: Sequence[Body]) -> Body | None:
-    """The newest ReplicaSet of another template; one whose replicas are all ready before any other."""
+def go_back_to(wanted: str, past: Past, replica_sets: Sequence[Body]) -> Body | None:
+    """The newest ReplicaSet of another template; one that worked before any other."""
     others = [item for item in replica_sets if _stamp(item.get("spec", {}).get("template")) != wanted]
-    return max(others, key=lambda item: (_is_fully_available(item), _revision(item)), default=None)
+    return max(others, key=lambda item: (_worked(item, past), _revision(item)), default=None)
+
+
+def _worked(replica_set: Body, past: Past) -> bool:
+    remembered = past.available is not None and _stamp(replica_set.get("spec", {}).get("template")) == past.available
+    return remembered or _is_fully_available(replica_set)
 
 
 def rolled_back(deployment: Manifest, good: Body) -> Manifest:

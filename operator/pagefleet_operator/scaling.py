@@ -47,8 +47,13 @@ class Scaling:
     ) -> Decision | None:
         """A decision that changes spec.replicas, or None. Decides once per finished scrape round.
 
-        `allowance` says how many replicas the budget of devices leaves; it is asked only then.
+        `allowance` says how many replicas the budget of devices leaves; it is asked only then. Memory is read back at
+        the first call, before anything is decided: the status is written from it.
         """
+        autoscaling = llmd.spec.autoscaling
+        if autoscaling is not None and not self._restored:
+            self.history, self.decisions = restore_history(llmd.status, replicas=llmd.spec.replicas, now=now)
+            self._restored = True
         if scrape_round == self._round:
             return None
         self._round = scrape_round
@@ -57,13 +62,9 @@ class Scaling:
         names = {pod.name for pod in observed.pods}
         starting = {pod.name for pod in observed.pods if pod.state is PodState.STARTING}
         self._starting = (self._starting & names) | starting
-        autoscaling = llmd.spec.autoscaling
         if autoscaling is None:
             self.decision = None
             return None
-        if not self._restored:
-            self.history, self.decisions = restore_history(llmd.status, replicas=llmd.spec.replicas, now=now)
-            self._restored = True
         fleet = observed.fleet(llmd.spec.replicas, self.latencies, self._starting)
         self.decision = decide(autoscaling, fleet, self.history, now, allowance=allowance(llmd))
         self.history = self.decision.history

@@ -58,11 +58,19 @@ def render(facts: Facts, history: History, decisions: list[Mapping[str, Any]], n
         "pods": _pods(facts, now),
         "conditions": merge_conditions(verdicts, llmd, now),
     }
-    failure = facts.plan.failure
-    status["rollout"] = render_failure(failure) if failure is not None else None
+    status["rollout"] = _rollout(facts)
     if llmd.spec.autoscaling is not None:
         status["autoscaling"] = _autoscaling(facts, history, decisions)
     return status
+
+
+def _rollout(facts: Facts) -> Status | None:
+    """What must be remembered of rollouts; unchanged while nothing is planned."""
+    if facts.plan.conflicts or facts.plan.refusal is not None:
+        return facts.llmd.status.get("rollout")
+    failure, available = facts.plan.failure, facts.plan.available_template
+    known = {} if available is None else {"availableTemplateHash": available}
+    return known | (render_failure(failure) if failure is not None else {}) or None
 
 
 def render_failure(failure: Failure) -> Status:

@@ -310,7 +310,7 @@ async def test_a_failed_rollout_goes_back_and_a_changed_spec_goes_forward(cluste
 
     await cluster.until(is_fixed, "the new template")
     await cluster.condition("Degraded", "False", name="rolled")
-    assert "rollout" not in (await cluster.llmd("rolled"))["status"]
+    assert "failedTemplateHash" not in (await cluster.llmd("rolled"))["status"]["rollout"]
 
 
 async def test_children_that_a_spec_may_ask_for_come_and_go_with_it(cluster: OperatorCluster) -> None:

@@ -7,10 +7,12 @@ import pytest
 
 from pagefleet_operator import builders
 from pagefleet_operator.conditions import Facts, judge
+from pagefleet_operator.history import History
 from pagefleet_operator.plan import Observed, Plan, plan
 from pagefleet_operator.pods import parse_pod
 from pagefleet_operator.rollout import stamped, template_hash
 from pagefleet_operator.settings import ChildSettings
+from pagefleet_operator.status import render
 from support.operator_objects import llmd, pod_body
 
 SETTINGS = ChildSettings(server_image="img")
@@ -47,13 +49,14 @@ def hash_of(spec: dict[str, Any]) -> str:
 def made(
     *pods: dict[str, Any],
     old_ready: int = 2,
+    old_replicas: int = 2,
     reason: str | None = None,
     status: dict[str, Any] | None = None,
     spec: dict[str, Any] | None = None,
 ) -> Plan:
     wanted = {"replicas": 2, **(spec or NEW)}
     sets = (
-        replica_set(OLD, "old", 1, replicas=2, ready=old_ready),
+        replica_set(OLD, "old", 1, replicas=old_replicas, ready=old_ready),
         replica_set(NEW, "new", 2, replicas=1, ready=0),
     )
     observed = Observed(
@@ -104,6 +107,43 @@ def test_other_troubles_roll_nothing_back(pod: dict[str, Any]) -> None:
 def test_without_anything_that_worked_there_is_nothing_to_go_back_to() -> None:
     done = made(CRASHED, old_ready=1)
     assert (done.failure, image_of(done)) == (None, "bad:2")
+
+
+@pytest.mark.parametrize(("replicas", "ready"), [(0, 0), (2, 1), (1, 0)])
+def test_what_worked_once_is_gone_back_to_also_when_the_rollout_took_it_away(replicas: int, ready: int) -> None:
+    """Without surge the rollout of a single replica takes the good one away first; it was never rolled back."""
+    status = {"rollout": {"availableTemplateHash": hash_of(OLD)}}
+    done = made(CRASHED, old_replicas=replicas, old_ready=ready, status=status)
+    assert done.failure is not None
+    assert image_of(done) == "good:1"
+    assert done.available_template == hash_of(OLD), "still remembered"
+
+
+def test_a_template_is_remembered_once_all_its_replicas_are_ready() -> None:
+    def after(*sets: dict[str, Any], before: str | None = None) -> str | None:
+        observed = Observed(children={"Deployment": deployment(OLD)}, replica_sets=sets)
+        return plan(
+            llmd(spec={"replicas": 2, **OLD}, status=remembering(before)), observed, SETTINGS
+        ).available_template
+
+    def remembering(known: str | None) -> dict[str, Any]:
+        return {"rollout": {"availableTemplateHash": known}} if known else {}
+
+    assert after() is None
+    assert after(replica_set(OLD, "old", 1, replicas=2, ready=1), before="former") == "former"
+    assert after(replica_set(OLD, "old", 1, replicas=1, ready=1)) is None, "the rollout is under way"
+    assert after(replica_set(OLD, "old", 1, replicas=2, ready=2), before="former") == hash_of(OLD)
+    restarted = replica_set(OLD, "restarted", 2, replicas=2, ready=2)
+    assert after(replica_set(OLD, "old", 1, replicas=0, ready=0), restarted) == hash_of(OLD), "kubectl rollout restart"
+
+
+def test_what_is_remembered_outlives_a_name_conflict() -> None:
+    status = {"rollout": {"availableTemplateHash": "good", "failedTemplateHash": "bad", "message": "crashed"}}
+    made_of_it = llmd(status=status)
+    foreign = Observed(children={"Service": {"metadata": {"ownerReferences": []}}})
+    facts = Facts(made_of_it, foreign, plan(made_of_it, foreign, SETTINGS))
+    assert facts.plan.conflicts
+    assert render(facts, History(), [], 0.0)["rollout"] == status["rollout"]
 
 
 def test_a_remembered_failure_is_not_tried_again_until_the_spec_changes() -> None:
