@@ -1,7 +1,9 @@
 """The autoscaler between two decisions."""
 
+from dataclasses import replace
 from typing import Any
 
+from pagefleet_operator.memory import remember
 from pagefleet_operator.plan import Observed
 from pagefleet_operator.pods import parse_pod
 from pagefleet_operator.scaling import Scaling
@@ -60,3 +62,17 @@ def test_a_manual_change_is_reported_when_it_is_overwritten() -> None:
     scaling.scaled(by_hand, again, 2.0)
     assert scaling.overwritten == "spec.replicas was set to 2 by hand; the autoscaler set it to 3"
     assert [(item["from"], item["to"]) for item in scaling.decisions] == [(1, 3), (2, 3)]
+
+
+def test_memory_is_there_before_the_first_scrape_round_has_ended() -> None:
+    """The status was written from an empty memory until then: what an operator had learnt was gone after a restart."""
+    change = {"time": CREATED, "from": 1, "to": 3, "inputs": "", "reason": "Standing"}
+    standing = {"replicas": 3, "seenReplicaMinutes": 60, "late": [{"replicas": 1, "permille": 200}]}
+    history = {"turnoverMilliseconds": 9000, "saturationRunning": 8, "startupSecondsP90": 31, "standing": standing}
+    status = {"autoscaling": {"history": history, "decisions": [change]}}
+    restarted = replace(AUTOSCALED, status=status)
+    scaling = Scaling()
+    assert scaling.decide(restarted, observed(pod("a", ready=True)), scrape_round=0, now=2e9) is None
+    assert scaling.decisions == [change]
+    written = remember(scaling.history, recommended=1)
+    assert written | history | {"standing": written["standing"] | standing} == written, "nothing is lost"
