@@ -127,9 +127,13 @@ class Demo:
         await self.until("scaled in", lambda now: now.wanted == now.ready == now.replicas == 1, seconds=90)
 
     async def _follow_table(self) -> None:
-        """`kubectl get llmd -w`, as a person would watch it."""
+        """`kubectl get llmd -w`, as a person would watch it; rows in which only the age is another are left out."""
+        before = ""
         async for line in self.processes.lines("kubectl", "get", "llmd", NAME, "-w"):
-            self.say("  " + line)
+            row = line.rpartition(" ")[0].rstrip()
+            if row != before:
+                self.say("  " + line)
+            before = row
 
     async def _follow_samples(self) -> None:
         async for line in self.processes.lines("kubectl", "get", "llmd", NAME, "-w", "-o", f"jsonpath={JSONPATH}"):
