@@ -99,8 +99,12 @@ def comparison(cells: Sequence[Cell]) -> str:
             fewest = min((cell.result.failed for cell in group if cell.policy not in OURS), default=ours.result.failed)
             sums.append((*line, f"{ours.result.failed} / {fewest}", str(ours.result.reversals)))
         parts.append("\n".join(text))
-    known = [cell for cell in cells if not described[cell.load].is_first]
-    totals = [markdown(_totals(group), (title, *TOTALS)) for title, group in (("all cases", cells), (KNOWN, known))]
+    parted = {
+        "all cases": cells,
+        "all but first jumps": [cell for cell in cells if not described[cell.load].is_first],
+        "first jumps": [cell for cell in cells if described[cell.load].is_first],
+    }
+    totals = [markdown(_totals(group), (title, *TOTALS)) for title, group in parted.items() if group]
     return "\n\n".join([*totals, markdown(sums, SUMS), *parts])
 
 
@@ -124,7 +128,6 @@ def _totals(cells: Sequence[Cell]) -> list[tuple[str, ...]]:
     return rows
 
 
-KNOWN = "all but first jumps"
 TOTALS = ("within SLO, mean", "worst", "GPU-hours", "failed", "changes", "reversals")
 
 
