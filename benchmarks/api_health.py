@@ -4,7 +4,8 @@
 
 The server's engine is the real process around a runner without a model (tests/support), so the API process is what is
 measured. Streams keep `--streams` requests in flight; beside them, prompts of `--bytes` bytes are posted without end,
-once as one text, which is tokenised, and once as a list of token ids. They come from a process of low priority:
+once as one text, which is tokenised, once as a list of more token ids than fit, and once as one that fits, whose client
+leaves after a second. They come from a process of low priority:
 elsewhere clients have machines of their own. Probes are asked by another process, one after the other. Goal: no answer
 of /livez, /readyz, /startupz takes 50 ms.
 
@@ -55,6 +56,8 @@ class Load:
     name: str
     path: str
     body: bytes
+    leaves: bool = False
+    """The prompt fits; its client goes after a second and comes again. Else it is refused."""
 
 
 @dataclass(frozen=True)
@@ -158,13 +161,17 @@ async def longest_turn_ms(raw: bytes, kind: type[BaseModel]) -> float:
 
 
 def make_loads(num_bytes: int) -> list[Load]:
-    """Nothing; a long text for the tokenizer; a long list of ids for the parser."""
+    """Nothing; a long text for the tokenizer; long lists of ids for the parser."""
     words = "the quick brown fox jumps over a lazy dog " * (num_bytes // 42)
-    ids = json.dumps([number % 50 for number in range(num_bytes // 4)])
+    many = ",".join(str(number % 10) for number in range(num_bytes // 2))
+    fitting = ", ".join(str(number % 50) for number in range(num_bytes // 4))
     return [
         Load("streams alone", "", b""),
         Load("and a long text", "/v1/completions", json.dumps({"prompt": words, "max_tokens": 1}).encode()),
-        Load("and long token ids", "/v1/completions", f'{{"prompt": {ids}, "max_tokens": 1}}'.encode()),
+        Load("and too many ids", "/v1/completions", f'{{"prompt": [{many}], "max_tokens": 1}}'.encode()),
+        Load(
+            "and ids that fit", "/v1/completions", f'{{"prompt": [{fitting}], "max_tokens": 1}}'.encode(), leaves=True
+        ),
     ]
 
 
@@ -225,11 +232,15 @@ async def stream(session: aiohttp.ClientSession, seed: int) -> None:
 
 
 async def post(session: aiohttp.ClientSession, load: Load) -> None:
-    """A long prompt after the other; each is tokenised or read, and found to be too long."""
+    """A long prompt after the other."""
+    headers = {"Content-Type": "application/json"}
     while True:
-        headers = {"Content-Type": "application/json"}
-        async with session.post(load.path, data=load.body, headers=headers) as response:
-            assert response.status == 400, await response.text()
+        try:
+            async with asyncio.timeout(1 if load.leaves else None):
+                async with session.post(load.path, data=load.body, headers=headers) as response:
+                    assert response.status == 400 and not load.leaves, await response.text()
+        except TimeoutError:
+            continue
 
 
 def read_wait_ms(pid: int) -> float:

@@ -2,11 +2,13 @@
 
 The model's name says what goes wrong: "fine", "missing", "no-memory", "loads-for-ever", "fails-at-N" (step N raises),
 "stalls-at-N" (step N sleeps without end), "slow-N" (each step takes N ms), "poison" (requests fail whose context holds
-POISON_TOKEN_ID), "broken-at-N" (from step N on, every request fails), "loops" (says the same over and over, mostly).
+POISON_TOKEN_ID), "broken-at-N" (from step N on, every request fails), "loops" (says the same over and over, mostly),
+"no-logprobs" (gives none to those who ask, which is a fault of ours).
 """
 
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 from pagefleet_server.core.step import SchedulerOutput, StepResult
@@ -63,6 +65,7 @@ class MemoryEngineRunner(KvMemoryRunner):
         self._fault, _, number = settings.model.model.rpartition("-")
         self._number = int(number) if number.isdigit() else 0
         self._num_steps = 0
+        self._without_logprobs = settings.model.model == "no-logprobs"
 
     def execute(self, output: SchedulerOutput) -> StepResult:
         self._num_steps += 1
@@ -73,6 +76,8 @@ class MemoryEngineRunner(KvMemoryRunner):
         elif self._num_steps == self._number and self._fault == "stalls-at":
             time.sleep(1e6)
         result = super().execute(output)
+        if self._without_logprobs:
+            result = replace(result, logprobs={})
         if self._is_broken:
             return StepResult({}, failed=dict.fromkeys(result.sampled, "not a number"))
         return result

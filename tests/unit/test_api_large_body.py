@@ -102,6 +102,11 @@ def test_too_many_values_are_refused_before_they_are_made(case: str, body: dict[
         parse(json.dumps(body).encode())
 
 
+def test_fields_that_nobody_knows_are_not_looked_at_without_end() -> None:
+    with pytest.raises(BadRequestError, match="50001 fields; at most 1024"):
+        parse(json.dumps({"prompt": "a"} | {f"field{number}": 1 for number in range(50_000)}).encode())
+
+
 def test_what_stands_in_texts_does_not_count() -> None:
     code = 'if (a[i], "b\\\\") { return {}; }\n' * 30_000
     check_values(json.dumps({"prompt": code}).encode())

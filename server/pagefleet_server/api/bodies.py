@@ -25,6 +25,9 @@ async def read_body(request: web.Request, service: Service, kind: type[Body]) ->
         raise UnsupportedMediaTypeError(
             f"the body is announced as {request.content_type[:100]!r}; send Content-Type: application/json"
         )
+    packed = request.headers.get("Content-Encoding", "identity")
+    if packed.lower() != "identity":
+        raise UnsupportedMediaTypeError(f"the body is packed (Content-Encoding: {packed[:100]!r}); send it as it is")
     limit = service.settings.http.max_body_bytes
     if request.content_length is not None and request.content_length > limit:
         raise web.HTTPRequestEntityTooLarge(max_size=limit, actual_size=request.content_length)

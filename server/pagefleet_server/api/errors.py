@@ -94,7 +94,7 @@ class ForbiddenError(ApiError):
 
 
 class UnsupportedMediaTypeError(ApiError):
-    """415: the body is not announced as JSON."""
+    """415: the body is not announced as JSON, or is packed."""
 
     status = 415
     type = "invalid_request_error"

@@ -18,12 +18,14 @@ Body = TypeVar("Body", bound=BaseModel)
 
 SMALL_BYTES = 128 * 1024
 """Smaller bodies are validated at once."""
-SLICE_BYTES = 256 * 1024
-"""Of a list of token ids, between two turns of the loop; about 40,000 ids."""
+SLICE_BYTES = 64 * 1024
+"""Of a list of token ids, between two turns of the loop; about 10,000 ids. A probe takes three or four turns."""
 MAX_CONTAINERS = 16 * 1024
 """Objects and lists beside the lists of token ids. 4096 messages, each with a list of one part, have 12,289."""
 MAX_VALUES = 96 * 1024
 """Values of any kind beside them: the longest allowed_token_ids and as many messages as there may be."""
+MAX_FIELDS = 1024
+"""Of the body itself: each field that nobody knows is looked at."""
 MAX_STRINGS = 2 * MAX_VALUES
 """Keys and values."""
 ID_FIELDS = ("prompt", "input", "tokens")
@@ -47,11 +49,15 @@ async def parse_body(raw: bytes, kind: type[Body]) -> Body:
     if len(raw) > SMALL_BYTES:
         try:
             document = _document.decode(raw)
+            if len(document) > MAX_FIELDS:
+                raise BadRequestError(f"the body has {len(document)} fields; at most {MAX_FIELDS} are read")
             for name in ID_FIELDS:
-                if name in kind.model_fields and name in document and _begins_with_ids(bytes(document[name])):
+                if name in kind.model_fields and name in document and _begins_with_ids(document[name]):
+                    await asyncio.sleep(0)  # each copy of megabytes takes some milliseconds
                     ids[name] = await read_ids(bytes(document[name]), name)
                     document[name] = PLACEHOLDER
             raw = msgspec.json.encode(document)
+            await asyncio.sleep(0)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise BadRequestError(f"body: invalid JSON: {str(error)[:200]}") from error
         check_values(raw)
@@ -79,13 +85,12 @@ async def read_ids(raw: bytes, name: str) -> list[int] | list[list[int]]:
 async def _read_flat(raw: bytes) -> list[int]:
     """Cut at commas: nothing but numbers can stand between them."""
     ids: list[int] = []
-    inside = raw.strip()[1:-1]
-    start = 0
-    while start < len(inside):
-        comma = inside.find(b",", start + SLICE_BYTES)
-        end = len(inside) if comma < 0 else comma
-        piece = _flat.decode(b"[" + inside[start:end] + b"]")
-        if not piece or end == len(inside) - 1:
+    start, stop = raw.index(b"[") + 1, raw.rindex(b"]")
+    while start < stop:
+        comma = raw.find(b",", start + SLICE_BYTES, stop)
+        end = stop if comma < 0 else comma
+        piece = _flat.decode(b"[" + raw[start:end] + b"]")
+        if not piece or end == stop - 1:
             raise msgspec.DecodeError("a number is missing beside a comma")
         ids += piece
         start = end + 1
@@ -127,6 +132,6 @@ def check_values(raw: bytes) -> None:
         )
 
 
-def _begins_with_ids(raw: bytes) -> bool:
+def _begins_with_ids(raw: msgspec.Raw) -> bool:
     """A list, but not of texts."""
-    return re.match(rb"\s*\[\s*(\[\s*)?[0-9\-]", raw) is not None
+    return re.match(rb"\s*\[\s*(\[\s*)?[0-9\-]", memoryview(raw)) is not None

@@ -93,6 +93,7 @@ class Server:
             access_log=None,
             logger=HTTP_LOGGER,
             handler_cancellation=True,
+            auto_decompress=False,  # a kilobyte may unpack to a megabyte, in one turn of the loop
             lingering_time=LINGER_SECONDS,
             keepalive_timeout=http.keep_alive_seconds,
             shutdown_timeout=LAST_WORDS_SECONDS,
