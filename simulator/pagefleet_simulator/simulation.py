@@ -39,7 +39,6 @@ class Outcome:
     served: list[Served] = field(default_factory=list)
     """Requests in the order of arrival, failed ones included."""
     num_refused: int = 0
-    num_unrouted: int = 0
     device_seconds: float = 0.0
     """Accelerators held, over the trace's length after the warm-up."""
     changes: list[tuple[float, int, int]] = field(default_factory=list)
@@ -113,7 +112,6 @@ class _Run:
         outcome.served.append(served)
         pod = self._router.route(served, now)
         if pod is None or pod.replica is None:
-            outcome.num_unrouted += 1
             served.failed, served.ended = True, now
         elif not pod.replica.add(served, now):
             outcome.num_refused += 1

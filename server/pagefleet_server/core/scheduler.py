@@ -72,11 +72,6 @@ class Scheduler:
         self._num_added = 0
 
     @property
-    def has_requests(self) -> bool:
-        """True while anything waits or runs."""
-        return bool(self._requests)
-
-    @property
     def has_work(self) -> bool:
         """True while anything waits, runs, or is in a step in flight."""
         return bool(self._requests) or bool(self._in_flight)

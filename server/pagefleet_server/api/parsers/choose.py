@@ -1,16 +1,13 @@
 """Which parsers a model needs, told by its chat template."""
 
 from collections.abc import Collection
-from typing import Final
 
 from pagefleet_server.api.parsers.reasoning import OPEN
 from pagefleet_server.api.parsers.tools import HermesParser, JsonParser, MistralParser, ToolParser
 
-TOOL_PARSERS: Final = ("none", "hermes", "mistral", "json")
-
 
 def detect_tool_parser(template: str) -> str:
-    """Name in TOOL_PARSERS for a template that shows tools to the model."""
+    """`hermes`, `mistral` or `json`, for a template that shows tools to the model."""
     if HermesParser.OPEN in template:
         return "hermes"
     if MistralParser.OPEN in template:
@@ -19,7 +16,7 @@ def detect_tool_parser(template: str) -> str:
 
 
 def make_tool_parser(kind: str, names: Collection[str]) -> ToolParser:
-    """A fresh parser; `names` are the functions that the request offers."""
+    """A fresh parser of what detect_tool_parser() gave; `names` are the functions that the request offers."""
     if kind == "hermes":
         return HermesParser()
     return MistralParser() if kind == "mistral" else JsonParser(names)
