@@ -179,7 +179,7 @@ def test_a_container_beside_the_server_answers_its_clients_through_scaling_and_a
     fleet.wait_available("beside")
     (pod,) = fleet.pods("beside")
     assert fleet.kubectl("logs", pod["metadata"]["name"], "-c", "app").startswith("the app got 4 tokens")
-    url, long = fleet.service_url("beside-app"), {**REQUEST, "prompt": list(range(5, 205)), "max_tokens": 100}
+    url, long = fleet.service_url("beside-app"), {**REQUEST, "prompt": list(range(5, 205)), "max_tokens": 400}
     begun = time.monotonic()
     few = SteadyClients(url, REQUEST, lasting=1, new=1)
     many = SteadyClients(url, long, lasting=0, new=5)
