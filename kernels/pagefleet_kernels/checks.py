@@ -12,12 +12,20 @@ QUANTISED_KV_DTYPES = (torch.float8_e4m3fn,)
 """What a cache may hold instead, where its backend can: rows of any of QUANTISED_ROW_DTYPES are converted."""
 QUANTISED_ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KV_DTYPES = ROW_DTYPES + QUANTISED_KV_DTYPES
+INT32_MAX = 2**31 - 1
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 8, 256
 
 
 def refuse(argument: str, value: object, bound: str) -> KernelArgumentError:
     """The error for an argument out of bounds; the caller raises it."""
     return KernelArgumentError(f"{argument} is {value}; it must be {bound}")
+
+
+def check_integer(argument: str, value: int) -> int:
+    """The value; refuse what is no whole number: a library would cut a fraction off, and take True for 1."""
+    if isinstance(value, bool) or not isinstance(value, int | np.integer):
+        raise refuse(argument, value, "a whole number")
+    return int(value)
 
 
 def check_positive(argument: str, value: int) -> None:

@@ -13,9 +13,11 @@ import torch
 from pagefleet_kernels.backend import Backend, KVCache, LinearFunction, LinearPacker, Program, ProgramMaker
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.checks import (
+    INT32_MAX,
     check_batch,
     check_batch_form,
     check_block_geometry,
+    check_integer,
     check_kv_shape,
     check_positive,
     check_row_dtype,
@@ -122,10 +124,10 @@ def paged_attention(
     check_batch_form(batch, num_rows, cache.device)
     if not scale > 0.0 or scale == float("inf"):
         raise refuse("scale", scale, "positive and finite")
-    if sliding_window is not None:
-        check_positive("sliding_window", sliding_window)
-    if softcap is not None and not softcap > 0.0:
-        raise refuse("softcap", softcap, "> 0, or None for no cap")
+    if sliding_window is not None and not 1 <= check_integer("sliding_window", sliding_window) <= INT32_MAX:
+        raise refuse("sliding_window", sliding_window, f"in [1, {INT32_MAX}], or None for no window")
+    if softcap is not None and not 0.0 < softcap < float("inf"):
+        raise refuse("softcap", softcap, "positive and finite, or None for no cap")
     if sinks is not None:
         if not sinks.dtype.is_floating_point:
             raise refuse("sinks", f"dtype {sinks.dtype}", "a floating dtype")
@@ -142,6 +144,8 @@ def copy_blocks(backend: Backend, cache: KVCache, pairs: Sequence[tuple[int, int
     sources = {source for source, _ in pairs}
     seen: set[int] = set()
     for index, (source, destination) in enumerate(pairs):
+        check_integer(f"pairs[{index}] source", source)
+        check_integer(f"pairs[{index}] destination", destination)
         if not 0 <= source < cache.num_blocks:
             raise refuse(f"pairs[{index}] source", source, f"in [0, {cache.num_blocks})")
         if not 1 <= destination < cache.num_blocks:

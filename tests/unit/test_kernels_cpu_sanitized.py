@@ -24,6 +24,7 @@ CORPUS = [
     TESTS / "unit/test_kernels_cpu_row_ops.py",
     TESTS / "property/test_kernels_cpu_one_arithmetic.py",
     TESTS / "property/test_kernels_cpu_sampler.py",
+    TESTS / "property/test_kernels_hostile.py",
 ]
 # A write past the end of the output: rows that the tensor does not have.
 OVERFLOW = """

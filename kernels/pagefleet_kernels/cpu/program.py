@@ -13,7 +13,7 @@ import torch
 
 from pagefleet_kernels.backend import KVCache, LinearFunction
 from pagefleet_kernels.batch import AttentionBatch
-from pagefleet_kernels.checks import check_batch_form, check_tensor, refuse
+from pagefleet_kernels.checks import INT32_MAX, check_batch_form, check_tensor, refuse
 from pagefleet_kernels.cpu.cache import CpuCache
 from pagefleet_kernels.cpu.calls import (
     DTYPE_CODES,
@@ -200,7 +200,7 @@ class CpuProgram:
                 v_head_dim=own.shape.v_head_dim,
                 num_blocks=own.num_blocks,
                 block_size=own.block_size,
-                window=sliding_window or 0,
+                window=min(sliding_window or 0, INT32_MAX),  # no sequence is longer
                 scale=scale,
                 softcap=softcap or 0.0,
             ),

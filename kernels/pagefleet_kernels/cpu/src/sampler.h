@@ -194,9 +194,9 @@ class Weights {
                 if (w > 0.0f && sum > target) return j;
             }
         }
-        // Rounding left the sum a hair short: the last one kept.
+        // Rounding left the sum a hair short: the last one kept. (Numbers that make no sense may have kept none.)
         int last = count_ - 1;
-        while (values_[static_cast<size_t>(last)] == 0.0f) --last;
+        while (last > 0 && values_[static_cast<size_t>(last)] == 0.0f) --last;
         return last;
     }
 
@@ -247,6 +247,7 @@ int draw(const T* row, int count, float temperature, int top_k, float top_p, flo
     int best = argmax(row, count);
     float largest = to_float(row[best]);
     if (!(largest - largest == 0.0f)) return best;  // NaN or infinite: there is nothing to draw from
+    if (!(temperature >= std::numeric_limits<float>::min())) return best;  // so weights lie in [0, 1]
     float lowest = -std::numeric_limits<float>::infinity();
     if (top_k > 0 && top_k < count) lowest = kth_largest(row, count, largest, top_k, scratch);
     weights.set(row, count, largest, temperature, lowest);
