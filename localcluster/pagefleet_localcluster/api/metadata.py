@@ -111,8 +111,8 @@ def check(resource: Resource, obj: Json, old: Json | None) -> list[Cause]:
     """Faults of the metadata."""
     meta = obj["metadata"]
     causes = _check_name(resource, str(meta["name"])) if old is None else []
-    causes += _check_labels(meta.get("labels") or {})
-    causes += _check_annotations(meta.get("annotations") or {})
+    causes += check_labels(meta.get("labels") or {})
+    causes += check_annotations(meta.get("annotations") or {})
     causes += _check_owners(meta.get("ownerReferences") or [])
     if old is not None and old["metadata"].get("deletionTimestamp"):
         held = old["metadata"].get("finalizers") or []
@@ -161,28 +161,30 @@ def _check_key(key: str, field: str) -> list[Cause]:
     return [Cause(field=field, message=text)]
 
 
-def _check_labels(labels: Json) -> list[Cause]:
+def check_labels(labels: Json, field: str = "metadata.labels") -> list[Cause]:
+    """Keys and values of labels; `field` is where they stand."""
     causes = []
     for key, value in labels.items():
-        causes += _check_key(key, "metadata.labels")
+        causes += _check_key(key, field)
         if not isinstance(value, str):
             continue
         if len(value) > 63:
             text = f"Invalid value: {show(value)}: must be no more than 63 characters"
-            causes.append(Cause(field="metadata.labels", message=text))
+            causes.append(Cause(field=field, message=text))
         elif not re.fullmatch(_LABEL_VALUE, value):
             text = f"Invalid value: {show(value)}: {_LABEL_VALUE_TEXT}"
-            causes.append(Cause(field="metadata.labels", message=text))
+            causes.append(Cause(field=field, message=text))
     return causes
 
 
-def _check_annotations(annotations: Json) -> list[Cause]:
+def check_annotations(annotations: Json, field: str = "metadata.annotations") -> list[Cause]:
+    """Keys and size of annotations; `field` is where they stand."""
     causes = []
     for key in annotations:
-        causes += _check_key(key.lower(), "metadata.annotations")
+        causes += _check_key(key.lower(), field)
     if sum(len(key) + len(str(value)) for key, value in annotations.items()) > _MAX_ANNOTATION_BYTES:
         text = f"Too long: may not be more than {_MAX_ANNOTATION_BYTES} bytes"
-        causes.append(Cause(field="metadata.annotations", message=text, reason="FieldValueTooLong"))
+        causes.append(Cause(field=field, message=text, reason="FieldValueTooLong"))
     return causes
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from pagefleet_localcluster.api.cluster import Cluster
 from pagefleet_localcluster.api.errors import Cause
-from pagefleet_localcluster.api.metadata import LABEL, LABEL_TEXT
+from pagefleet_localcluster.api.metadata import LABEL, LABEL_TEXT, check_annotations, check_labels
 from pagefleet_localcluster.api.validation import show
 from pagefleet_localcluster.objects import selector_matches
 
@@ -97,8 +97,11 @@ def check_workload(obj: Json, old: Json | None) -> list[Cause]:
     """Selector and template fit each other, the template is a valid pod, the selector never changes."""
     spec = obj["spec"]
     selector, template = spec["selector"], spec.get("template") or {}
-    labels = template.get("metadata", {}).get("labels") or {}
+    metadata = template.get("metadata") or {}
+    labels = metadata.get("labels") or {}
     causes = _check_counts(spec, ("replicas",))
+    causes += check_labels(labels, "spec.template.labels")  # so a real server names them
+    causes += check_annotations(metadata.get("annotations") or {}, "spec.template.annotations")
     if not selector.get("matchLabels") and not selector.get("matchExpressions"):
         text = f"Invalid value: {show(selector)}: empty selector is invalid for {obj['kind'].lower()}"
         causes.append(Cause(field="spec.selector", message=text))

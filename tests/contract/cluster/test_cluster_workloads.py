@@ -32,6 +32,15 @@ async def test_recreate_takes_no_rolling_update(api: Api, namespace: str) -> Non
     assert (await api.post(_deployments(namespace), body)).ok()["spec"]["strategy"] == {"type": "Recreate"}
 
 
+@pytest.mark.parametrize("field", ["labels", "annotations"])
+async def test_a_template_takes_no_keys_that_its_pods_could_not_have(api: Api, namespace: str, field: str) -> None:
+    """It was taken, and the ReplicaSet controller failed for ever."""
+    body = deployment("d", replicas=0)
+    body["spec"]["template"]["metadata"].setdefault(field, {})["bad key!"] = "v"
+    answer = await api.post(_deployments(namespace), body)
+    assert f'spec.template.{field}: Invalid value: "bad key!": name part must consist of' in answer.message(422)
+
+
 async def test_recreate_and_a_rolling_update_exclude_each_other(api: Api, namespace: str) -> None:
     strategy = {"type": "Recreate", "rollingUpdate": {"maxSurge": 1}}
     answer = await api.post(_deployments(namespace), deployment("d", strategy=strategy))
