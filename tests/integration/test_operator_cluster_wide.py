@@ -27,6 +27,26 @@ async def test_objects_of_every_namespace_are_served(tmp_path: Path) -> None:
         await cluster.until(served, "the other namespace's object")
         deployment = await cluster.client.get(DEPLOYMENTS, "there", "team")
         assert deployment["status"]["readyReplicas"] == 1
+        await cluster.client.patch(LLMDS, "there", {"spec": {"engine": {"image": "new:2"}}}, "team")
+        await cluster.client.delete(NAMESPACES, "team")
+
+        async def is_gone() -> bool:
+            found = await cluster.client.list(NAMESPACES)
+            return "team" not in {item["metadata"]["name"] for item in found["items"]}
+
+        await cluster.until(is_gone, "a namespace goes in the middle of a rollout")
+        await cluster.client.patch(LLMDS, "here", {"spec": {"replicas": 2}}, "default")
+
+        async def followed() -> bool:
+            return bool((await cluster.llmd("here"))["status"].get("ready") == "2/2")
+
+        await cluster.until(followed, "the other namespace is still served")
+        before = len(cluster.proxy.seen)
+        await asyncio.sleep(2)
+        assert not [seen for seen in cluster.proxy.seen[before:] if "/team/" in seen.path], (
+            "nobody asks for it any more"
+        )
+        assert "unexpectedly" not in cluster.operator.log.read_text()
 
 
 @pytest.mark.e2e

@@ -1,6 +1,7 @@
 """Samples from pods, and everything that a broken or hostile pod may answer instead."""
 
 import asyncio
+import gzip
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -79,7 +80,7 @@ async def pod(handler: Handler) -> AsyncIterator[Target]:
 
 async def scrape(handler: Handler) -> Scraper:
     scraper = Scraper(SETTINGS, clock=lambda: 100.0)
-    async with pod(handler) as target, aiohttp.ClientSession() as session:
+    async with pod(handler) as target, scraper.session() as session:
         await scraper.scrape(session, [target])
     return scraper
 
@@ -167,6 +168,11 @@ async def garbles(_: web.Request) -> web.Response:
     return web.Response(body=b"\xff\xfe\xfa", content_type="text/plain")
 
 
+async def packs(_: web.Request) -> web.Response:
+    packed = gzip.compress(metrics_text(used=5).encode())
+    return web.Response(body=packed, headers={"Content-Encoding": "gzip"}, content_type="text/plain")
+
+
 @pytest.mark.parametrize(
     ("handler", "why"),
     [
@@ -176,6 +182,7 @@ async def garbles(_: web.Request) -> web.Response:
         (pours, "longer than 65536 bytes"),
         (drips, "within 0.3 s"),
         (garbles, "decode"),
+        (packs, "decode"),
     ],
     ids=lambda value: getattr(value, "__name__", ""),
 )
