@@ -46,6 +46,9 @@ def test_the_ways_of_asking(response_format: Any, structures: Any, want: tuple[s
         (None, {"choice": ["a", ""]}, "choice"),
         (None, {"choice": ["a"] * 2000}, "choice"),
         (None, {"regex": 3}, "regex"),
+        (None, {"json": False}, "json takes a schema"),
+        (None, {"regex": False}, "regex"),
+        (None, {"choice": False}, "choice"),
         (None, {"regex": "a" * (MAX_GRAMMAR_CHARS + 1)}, "at most"),
     ],
 )
@@ -78,6 +81,8 @@ def test_what_can_be_had_is_compiled(kind: str, source: str) -> None:
         ("json", "[]"),
         ("json", '{"$ref": "#/definitions/none"}'),
         ("json", '{"$ref": "https://example.org/schema.json"}'),
+        ("json", json.dumps({"$ref": "https://example.org/" + "a" * 5000})),
+        ("json", '{"type": "number", "minimum": 1e308, "maximum": -1e308}'),
         ("json", '{"type": "string", "pattern": "("}'),
         ("json", '{"items":' * 2000 + "{}" + "}" * 2000),
         ("regex", "("),

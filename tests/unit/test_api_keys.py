@@ -83,7 +83,10 @@ def test_a_file_that_goes_bad_neither_opens_nor_locks_the_door(tmp_path: Path, c
     assert len(told) == 1 and "stay as they were" in told[0]
 
 
-@pytest.mark.parametrize("content", [None, "", "#\n", "x" * 600, b"\xff\xfe", b"x\n" * MAX_FILE_BYTES])
+@pytest.mark.parametrize(
+    "content",
+    [None, "", "#\n", "x" * 600, b"\xff\xfe", b"x\n" * MAX_FILE_BYTES, b"\0\0\0", "k\x7f", "sk-\u00e9", b"sk-a\nk\0\1"],
+)
 def test_without_a_key_to_begin_with_there_is_no_start(tmp_path: Path, content: str | bytes | None) -> None:
     path = tmp_path / "keys"
     if content is not None:

@@ -18,6 +18,7 @@ MAX_KEYS = 10_000
 """All are compared for each request: about 2 ms for so many."""
 SCHEME = "bearer"
 TENANT_CHARS = 16
+VISIBLE = re.compile(r"[!-~]+")
 OPTION = re.compile(r"(requests_per_minute|concurrent_requests)=([0-9]{1,7})")
 
 
@@ -107,6 +108,10 @@ def read_key_file(path: Path) -> dict[bytes, Limits]:
         key, *options = line.split()
         if len(key) > MAX_KEY_CHARS:
             raise KeyFileError(f"{path}: line {number}: the key is longer than {MAX_KEY_CHARS} characters")
+        if not VISIBLE.fullmatch(key):
+            raise KeyFileError(
+                f"{path}: line {number}: a key has visible ASCII characters only; no header holds others"
+            )
         digest = _digest(key)
         if digest in keys:
             raise KeyFileError(f"{path}: line {number}: this key is already there, on a line above")

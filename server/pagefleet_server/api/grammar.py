@@ -40,7 +40,7 @@ def compile_grammar(kind: str, source: str) -> str:
     try:
         grammar = _convert(kind, source)
     except (ValueError, RecursionError) as error:
-        raise BadRequestError(f"{kind}: {error}", code="invalid_grammar") from error
+        raise BadRequestError(f"{kind}: {str(error)[:300]}", code="invalid_grammar") from error
     complaint = LLMatcher.validate_grammar(grammar)
     if complaint:
         raise BadRequestError(f"{kind}: {complaint[:300]}", code="invalid_grammar")
@@ -84,7 +84,7 @@ def _read_response_format(given: Mapping[str, Any]) -> list[Shape]:
 
 def _read_structured_outputs(given: Mapping[str, Any]) -> list[Shape]:
     asked = [(name, value) for name, value in given.items() if value is not None]
-    return [(name, _read_structure(name, value)) for name, value in asked if value is not False]
+    return [(name, _read_structure(name, value)) for name, value in asked if (name, value) != ("json_object", False)]
 
 
 def _read_structure(name: str, value: Any) -> str:

@@ -106,6 +106,10 @@ class _Bytes:
         return list(text.encode() if isinstance(text, str) else text)
 
 
+NOTHING_FITS = "NoExtensionBias"
+"""The library's word for a grammar in which no first token is allowed, such as one that only refers to itself."""
+
+
 @cache
 def byte_tokenizer() -> LLTokenizer:
     """Made once."""
@@ -120,7 +124,9 @@ def build(kind: str, source: str) -> str:
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():
-        raise BadRequestError(f"{kind}: {matcher.get_error().splitlines()[0][:300]}", code="invalid_grammar")
+        told = matcher.get_error().splitlines()[0][:300]
+        reason = "no text can ever be complete in this shape" if told.endswith(NOTHING_FITS) else told
+        raise BadRequestError(f"{kind}: {reason}", code="invalid_grammar")
     if time.process_time() - begun > BUILD_SECONDS:
         raise BadRequestError(f"{kind}: takes too long to build", code="invalid_grammar")
     return grammar
