@@ -48,7 +48,7 @@ def build(num_running: int, context: int, steps: int) -> Scheduler:
     while True:
         output = scheduler.schedule(0.0)
         assert output is not None
-        scheduler.update(output, draw(output), 0.0)
+        scheduler.update(output, draw(output))
         if output.num_decodes == num_running:
             return scheduler
 

@@ -152,7 +152,7 @@ def paged_against_static(setting: Setting) -> Facts:
                 step = scheduler.schedule(time.perf_counter() - began)
                 assert step is not None
                 peak = max(peak, len(step.scheduled))
-                scheduler.update(step, runner.execute(step), time.perf_counter() - began)
+                scheduler.update(step, runner.execute(step))
                 steps += 1
             seconds = time.perf_counter() - began
             facts[name] = {

@@ -232,7 +232,7 @@ def simulate(costs: Costs, setup: Setup, load: list[Arrival], rate: float, *, pa
         outcome.running.append((seconds, counts.num_running))
         now += seconds
         result = StepResult({row.request_id: 1 for row in output.scheduled if row.sample})
-        for new in scheduler.update(output, result, now):
+        for new in scheduler.update(output, result):
             if new.finish_reason is not None:
                 arrival = load[int(new.request_id)]
                 outcome.per_token_seconds.append((now - arrival.time / rate) / arrival.num_output)

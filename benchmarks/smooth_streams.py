@@ -81,7 +81,7 @@ def run(runner: Runner, num_streams: int, prompt_length: int, max_step_seconds: 
             return output, runner.execute(output)
 
         (output, result), seconds = timed(compute, bursts=bursts)
-        news = scheduler.update(output, result, 0.0, step_seconds=seconds)
+        news = scheduler.update(output, result, step_seconds=seconds)
         return seconds, {new.request_id for new in news if new.finish_reason is not None}
 
     for _ in range(WARM_STEPS):

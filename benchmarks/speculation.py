@@ -81,7 +81,7 @@ def ask(
         (output, result), took = timed(compute, bursts=bursts)
         if token_ids:
             seconds, num_steps = seconds + took, num_steps + 1
-        for new in scheduler.update(output, result, 0.0, step_seconds=took):
+        for new in scheduler.update(output, result, step_seconds=took):
             token_ids += new.token_ids
     counts = scheduler.counts()
     return Answer(token_ids, seconds, num_steps, counts.num_draft_tokens, sum(counts.num_accepted_by_place))

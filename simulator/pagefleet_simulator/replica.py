@@ -211,7 +211,7 @@ class Replica:
         # Only steps with prompt chunks teach the engine's own step-time model, in both ways of making steps: its
         # prediction of decodes comes from the same coefficients.
         taught = seconds if output.num_decodes < len(output.scheduled) else None
-        for news in self.scheduler.update(output, result, self.clock, step_seconds=taught):
+        for news in self.scheduler.update(output, result, step_seconds=taught):
             served = self._serving.get(news.request_id)
             if served is None:
                 continue

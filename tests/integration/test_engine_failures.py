@@ -131,7 +131,7 @@ def play(runner: Runner, prompts: list[list[int]], **fields: Any) -> list[Trace]
     for index, prompt in enumerate(prompts):
         scheduler.add(str(index), prompt, params, arrival_time=0.0)
     while (output := scheduler.schedule(0.0)) is not None:
-        for new in scheduler.update(output, runner.execute(output), 0.0):
+        for new in scheduler.update(output, runner.execute(output)):
             trace = traces[int(new.request_id)]
             trace.token_ids += new.token_ids
             trace.logprobs += new.logprobs or []
@@ -167,7 +167,7 @@ def test_what_a_failed_request_computed_is_never_found(runner: Runner) -> None:
         scheduler.add(name, [*[30] * 40, NAN_TOKEN], SamplingParams(max_tokens=2), arrival_time=0.0)
         output = scheduler.schedule(0.0)
         assert output is not None and output.scheduled[0].start == 0
-        (new,) = scheduler.update(output, runner.execute(output), 0.0)
+        (new,) = scheduler.update(output, runner.execute(output))
         assert new.error is not None
         assert scheduler.counts().blocks_cached == 0
 

@@ -112,7 +112,7 @@ def play(
         num_chunks += sum(not row.sample for row in output.scheduled)
         num_copies += len(output.copies)
         most_at_once = max(most_at_once, len(output.scheduled))
-        for new in scheduler.update(output, runner.execute(output), 0.0):
+        for new in scheduler.update(output, runner.execute(output)):
             assert new.logprobs is not None
             traces[new.request_id].token_ids += new.token_ids
             traces[new.request_id].logprobs += new.logprobs
@@ -235,6 +235,6 @@ def play_scores(runner: Runner, prompt: list[int], sampling: SamplingParams, bud
     scheduler.add("beside", prompt[5:], SamplingParams(max_tokens=20), arrival_time=0.0)
     scores: list[TokenLogprobs] = []
     while (output := scheduler.schedule(0.0)) is not None:
-        for new in scheduler.update(output, runner.execute(output), 0.0):
+        for new in scheduler.update(output, runner.execute(output)):
             scores += new.prompt_logprobs or []
     return scores

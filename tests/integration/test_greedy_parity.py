@@ -136,7 +136,7 @@ def run(
     steps: list[SchedulerOutput] = []
     while (output := scheduler.schedule(float(len(steps)))) is not None:
         steps.append(output)
-        for new in scheduler.update(output, runner.execute(output), float(len(steps))):
+        for new in scheduler.update(output, runner.execute(output)):
             tokens[int(new.request_id)] += new.token_ids
         scheduler.check_integrity()
     counts = scheduler.counts()

@@ -85,7 +85,7 @@ def play(
         output = scheduler.schedule(0.0)
         assert output is not None
         played.num_steps += 1
-        for new in scheduler.update(output, runner.execute(output), 0.0):
+        for new in scheduler.update(output, runner.execute(output)):
             trace = traces[new.request_id]
             trace.token_ids += new.token_ids
             trace.logprobs += new.logprobs or []

@@ -213,7 +213,7 @@ class SchedulerMachine(RuleBasedStateMachine):
     def take(self, output: SchedulerOutput, result: StepResult) -> set[str]:
         """Check what comes of a step; gives the requests that failed."""
         seconds, failed = 0.001 * output.num_tokens, set()
-        for new in self.scheduler.update(output, result, self.now, step_seconds=seconds):
+        for new in self.scheduler.update(output, result, step_seconds=seconds):
             if new.error is not None:
                 assert new.finish_reason is FinishReason.ERROR and not new.token_ids and not new.prompt_logprobs
                 failed.add(new.request_id)

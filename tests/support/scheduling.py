@@ -88,7 +88,7 @@ class Bench:
         """Schedule, execute and update once."""
         output = self.schedule()
         if output is not None:
-            self.take(self.scheduler.update(output, self.runner.execute(output), self.now))
+            self.take(self.scheduler.update(output, self.runner.execute(output)))
             self.scheduler.check_integrity()
         self.now += 1.0
         return output

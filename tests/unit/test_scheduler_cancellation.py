@@ -68,7 +68,7 @@ def test_overlapped(gone: str, between_updates: bool) -> None:
                 bench.scheduler.check_integrity()
             if len(in_flight) == 2 or (output is None and in_flight):
                 oldest = in_flight.pop(0)
-                bench.take(bench.scheduler.update(oldest, bench.runner.execute(oldest), 0.0))
+                bench.take(bench.scheduler.update(oldest, bench.runner.execute(oldest)))
                 bench.scheduler.check_integrity()
             if index == boundary and between_updates:
                 aborted, was_live = True, bench.scheduler.abort(gone)

@@ -111,7 +111,7 @@ def test_fork_in_an_overlapped_step_takes_placeholders_and_copies() -> None:
     assert len(second.copies) == 1
     assert [row.token_ids for row in second.scheduled] == [(-1,), (-1,)]
     for output in (first, second):
-        bench.take(bench.scheduler.update(output, bench.runner.execute(output), 0.0))
+        bench.take(bench.scheduler.update(output, bench.runner.execute(output)))
         bench.scheduler.check_integrity()
     check_outputs(bench, ["a", "b"], make_prompt(6), 2)
 

@@ -215,7 +215,7 @@ def test_blocks_of_an_aborted_request_stay_fenced_while_its_step_is_in_flight() 
     bench.scheduler.abort("gone")
     bench.add("next", make_prompt(16, first=20), max_tokens=1)
     assert bench.schedule() is None
-    bench.take(bench.scheduler.update(in_flight, bench.runner.execute(in_flight), 0.0))
+    bench.take(bench.scheduler.update(in_flight, bench.runner.execute(in_flight)))
     assert shape(bench.step()) == [("next", 0, 16, True)]
     assert bench.tokens == {"gone": [], "next": expected_tokens(make_prompt(16, first=20), 1)}
 
@@ -228,9 +228,9 @@ def test_fence_of_a_later_step_outlives_an_earlier_one() -> None:
     assert second is not None
     bench.scheduler.abort("a")
     bench.add("b", make_prompt(5, first=20), max_tokens=1)
-    bench.take(bench.scheduler.update(first, bench.runner.execute(first), 0.0))
+    bench.take(bench.scheduler.update(first, bench.runner.execute(first)))
     assert bench.schedule() is None
-    bench.take(bench.scheduler.update(second, bench.runner.execute(second), 0.0))
+    bench.take(bench.scheduler.update(second, bench.runner.execute(second)))
     assert shape(bench.step()) == [("b", 0, 5, True)]
 
 
@@ -249,7 +249,7 @@ def test_blocks_on_their_way_back_save_others_from_preemption() -> None:
     assert bench.scheduler.counts().num_preemptions == 0
     for output in (in_flight, overlapped):
         assert output is not None
-        bench.take(bench.scheduler.update(output, bench.runner.execute(output), 0.0))
+        bench.take(bench.scheduler.update(output, bench.runner.execute(output)))
     assert shape(bench.step()) == [("a", 5, 1, True), ("b", 4, 1, True)]
 
 
@@ -259,7 +259,7 @@ def test_nothing_is_scheduled_beyond_max_tokens_while_a_step_is_in_flight() -> N
     first = bench.schedule()
     assert first is not None
     assert bench.schedule() is None
-    bench.take(bench.scheduler.update(first, bench.runner.execute(first), 0.0))
+    bench.take(bench.scheduler.update(first, bench.runner.execute(first)))
     assert bench.finish == {"a": "length"}
 
 
@@ -274,11 +274,11 @@ def test_overlapped_step_takes_a_placeholder_and_drops_one_stale_token() -> None
     assert second.scheduled[0].token_ids == (-1,)
     with pytest.raises(SchedulerError, match="in flight"):
         bench.schedule()
-    bench.take(bench.scheduler.update(first, bench.runner.execute(first), 0.0))
+    bench.take(bench.scheduler.update(first, bench.runner.execute(first)))
     assert bench.finish == {"a": "stop"}
     assert bench.scheduler.has_work  # its last step is still to come
     assert bench.scheduler.counts().blocks_used == 1
-    assert bench.scheduler.update(second, bench.runner.execute(second), 0.0) == []
+    assert bench.scheduler.update(second, bench.runner.execute(second)) == []
     assert bench.tokens["a"] == [stop]
     assert bench.scheduler.counts().blocks_used == 0
     assert not bench.scheduler.has_work
@@ -318,9 +318,9 @@ def test_protocol_errors_are_loud() -> None:
     output = bench.schedule()
     assert output is not None
     with pytest.raises(SchedulerError, match="drew no token for request a"):
-        bench.scheduler.update(output, StepResult({}), 0.0)
+        bench.scheduler.update(output, StepResult({}))
     with pytest.raises(SchedulerError, match="not the oldest in flight"):
-        bench.scheduler.update(output, StepResult({"a": 1}), 0.0)
+        bench.scheduler.update(output, StepResult({"a": 1}))
 
 
 def test_requests_that_nothing_moves_are_an_error_not_a_silence(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -353,14 +353,14 @@ def test_rules_that_look_back_get_the_tokens_so_far_in_rows_and_forks() -> None:
     chunk, first = bench.schedule(), None
     assert chunk is not None
     assert chunk.scheduled[0].history is None  # draws nothing
-    bench.take(bench.scheduler.update(chunk, bench.runner.execute(chunk), 0.0))
+    bench.take(bench.scheduler.update(chunk, bench.runner.execute(chunk)))
     first = bench.schedule()
     assert first is not None
     (row,) = first.scheduled
     assert row.history is not None
     assert (list(row.history.token_ids), row.history.num_prompt) == (make_prompt(5), 5)
     assert [fork.history is not None for fork in row.forks] == [False, True]
-    bench.take(bench.scheduler.update(first, bench.runner.execute(first), 0.0))
+    bench.take(bench.scheduler.update(first, bench.runner.execute(first)))
     second = bench.schedule()
     assert second is not None
     seen = {row.request_id: row.history and list(row.history.token_ids[5:]) for row in second.scheduled}
@@ -373,5 +373,5 @@ def test_logprobs_reach_the_request_that_they_belong_to() -> None:
     output = bench.schedule()
     assert output is not None
     logprobs = TokenLogprobs(-0.5, 1, ())
-    (new,) = bench.scheduler.update(output, StepResult({"a": 7}, {"a": logprobs}), 0.0)
+    (new,) = bench.scheduler.update(output, StepResult({"a": 7}, {"a": logprobs}))
     assert (new.token_ids, new.logprobs) == ([7], [logprobs])

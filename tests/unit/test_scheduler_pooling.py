@@ -36,7 +36,7 @@ def run(scheduler: Scheduler, *, at_most: int = 200) -> tuple[dict[str, list[flo
         step = scheduler.schedule(float(number))
         if step is None:
             return parts, ends
-        for news in scheduler.update(step, pooled(step), float(number)):
+        for news in scheduler.update(step, pooled(step)):
             if news.pooled is not None:
                 parts.setdefault(news.request_id, []).append(struct.unpack("<f", news.pooled)[0])
             if news.finish_reason is not None:
@@ -96,7 +96,7 @@ def test_preemption_counts_nothing_twice() -> None:
     scheduler.add("half", make_prompt(48), MEAN, arrival_time=0.0, priority=5)
     step = scheduler.schedule(0.0)
     assert step is not None
-    (first,) = (news.pooled for news in scheduler.update(step, pooled(step), 0.0))
+    (first,) = (news.pooled for news in scheduler.update(step, pooled(step)))
     assert first is not None
     scheduler.add("urgent", make_prompt(40, first=9), MEAN, arrival_time=1.0, priority=0)
     parts, _ = run(scheduler)
@@ -111,7 +111,7 @@ def test_a_step_without_its_sum_is_a_fault() -> None:
     step = scheduler.schedule(0.0)
     assert step is not None
     with pytest.raises(SchedulerError, match="did not score"):
-        scheduler.update(step, StepResult(sampled={"a": 0}), 0.0)
+        scheduler.update(step, StepResult(sampled={"a": 0}))
 
 
 def test_merged_outputs_keep_every_part() -> None:

@@ -100,7 +100,7 @@ def test_scores_of_a_request_that_was_aborted_meanwhile_are_dropped() -> None:
     output = bench.schedule()
     assert output is not None
     bench.scheduler.abort("a")
-    assert bench.scheduler.update(output, bench.runner.execute(output), 0.0) == []
+    assert bench.scheduler.update(output, bench.runner.execute(output)) == []
 
 
 def test_missing_scores_are_an_error() -> None:
@@ -109,4 +109,4 @@ def test_missing_scores_are_an_error() -> None:
     output = bench.schedule()
     assert output is not None
     with pytest.raises(SchedulerError, match="did not score the prompt of request a"):
-        bench.scheduler.update(output, StepResult({"a": 1}), 0.0)
+        bench.scheduler.update(output, StepResult({"a": 1}))

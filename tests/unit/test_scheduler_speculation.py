@@ -109,7 +109,7 @@ def test_tokens_of_a_step_come_in_one_message_with_what_became_of_the_guesses() 
     while bench.scheduler.has_work:
         output = bench.schedule()
         assert output is not None
-        (new,) = bench.scheduler.update(output, bench.runner.execute(output), 0.0)
+        (new,) = bench.scheduler.update(output, bench.runner.execute(output))
         accepted = len(new.token_ids) - 1
         totals.append((new.num_draft_tokens, new.num_accepted_tokens))
         assert totals[-1] == (totals[-2][0] + output.scheduled[0].num_drafts, totals[-2][1] + accepted)
@@ -127,7 +127,7 @@ def test_overlapped_steps_check_one_guess_at_a_time() -> None:
             in_flight.append(output)
         done = in_flight.pop(0)
         assert done is not None
-        bench.take(bench.scheduler.update(done, bench.runner.execute(done), 0.0))
+        bench.take(bench.scheduler.update(done, bench.runner.execute(done)))
         bench.scheduler.check_integrity()
     assert bench.tokens["a"] == expected_tokens(LOOP, 20, loops=True)
 
@@ -140,10 +140,10 @@ def test_an_abort_while_guesses_are_checked_frees_everything() -> None:
         output = bench.schedule()
         assert output is not None
         if not output.scheduled[0].num_drafts:
-            bench.take(bench.scheduler.update(output, bench.runner.execute(output), 0.0))
+            bench.take(bench.scheduler.update(output, bench.runner.execute(output)))
     assert bench.scheduler.abort("a")
     assert output is not None
-    assert bench.scheduler.update(output, bench.runner.execute(output), 0.0) == []
+    assert bench.scheduler.update(output, bench.runner.execute(output)) == []
     bench.scheduler.check_integrity()
     assert bench.scheduler.counts().blocks_used == 0
 
@@ -155,4 +155,4 @@ def test_more_tokens_than_guesses_are_a_fault_of_the_runner() -> None:
     assert output is not None
     result = StepResult({"a": 1}, further={"a": [DrawnToken(2)]})
     with pytest.raises(RequestStateError, match="2 tokens for 0 drafts"):
-        bench.scheduler.update(output, result, 0.0)
+        bench.scheduler.update(output, result)

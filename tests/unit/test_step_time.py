@@ -97,7 +97,7 @@ def run_steps(bench: Bench, count: int, *, overhead: float = 0.0) -> list[int]:
         for row in output.scheduled:
             work = work.with_chunk(row.start, len(row.token_ids))
         result = bench.runner.execute(output)
-        bench.take(bench.scheduler.update(output, result, bench.now, step_seconds=overhead + true_seconds(work)))
+        bench.take(bench.scheduler.update(output, result, step_seconds=overhead + true_seconds(work)))
         bench.scheduler.check_integrity()
         chunks.append(sum(len(row.token_ids) for row in output.scheduled[output.num_decodes :]))
     return chunks

@@ -175,7 +175,7 @@ class Scheduler:
         return plan.output()
 
     def update(
-        self, output: SchedulerOutput, result: StepResult, now: float, *, step_seconds: float | None = None
+        self, output: SchedulerOutput, result: StepResult, *, step_seconds: float | None = None
     ) -> list[NewTokens]:
         """Take in a finished step, the oldest in flight. Gives the new tokens, in the order of scheduling.
         `step_seconds`, how long it took, teaches the step-time model; None when it would mislead.

@@ -108,7 +108,7 @@ class EngineLoop:
         ended = self.clock()
         if result.failed:
             self._judge(result)
-        news = self.scheduler.update(output, result, ended, step_seconds=ended - began)
+        news = self.scheduler.update(output, result, step_seconds=ended - began)
         self.channel.send(
             StepDone(
                 gauges=gauges_of(self.scheduler.counts()),
