@@ -128,6 +128,17 @@ def test_replicas_stay_within_the_budget(spec: AutoscalingSpec, fleet: Fleet, hi
 
 @LAW
 @given(specs(), fleets(), HISTORIES)
+def test_what_load_needs_is_a_part_of_what_is_wanted(spec: AutoscalingSpec, fleet: Fleet, history: History) -> None:
+    decision = decide(spec, fleet, history, 1000.0)
+    assert min(decision.unbudgeted, spec.min_replicas) <= decision.needed <= decision.unbudgeted
+    if not decision.active or decision.inputs.standing == 1:
+        assert decision.needed >= min(decision.recommended, decision.unbudgeted), "nothing only stands ready"
+    more = replace(history, standing=replace(history.standing, replicas=history.standing.replicas + 7))
+    assert decide(spec, fleet, more, 1000.0).needed >= decision.needed or not decision.active
+
+
+@LAW
+@given(specs(), fleets(), HISTORIES)
 def test_a_decision_is_a_function_of_its_inputs(spec: AutoscalingSpec, fleet: Fleet, history: History) -> None:
     assert decide(spec, fleet, history, 1000.0) == decide(spec, fleet, history, 1000.0)
 

@@ -178,6 +178,19 @@ class TestDecision:
         assert decision.message.endswith("wanted: KVBlocks 1, Standing 3")
         assert set(decision.inputs.wants) <= set(RULES), "each rule that wins is counted"
 
+    def test_what_load_needs_is_told_apart(self) -> None:
+        """So that what only stands ready can be given back first under a budget of devices."""
+        decision = decide(autoscaling(scale_down=NO_WINDOW, slo=SLO), self.idle, self.history, 0.0)
+        assert (decision.unbudgeted, decision.needed) == (3, 1)
+        busy = fleet(4, *[sample(used=70)] * 4)
+        spec = autoscaling(slo=SLO)
+        lately = decide(spec, busy, self.history, 0.0)
+        assert (lately.unbudgeted, lately.needed) == (4, 4)
+        assert decide(spec, self.idle, lately.history, 200.0).needed == 4, "needed within the scale-down window"
+        assert decide(spec, self.idle, lately.history, 400.0).needed == 1
+        given = decide(spec, self.idle, lately.history, 400.0, allowance=1)
+        assert (given.replicas, given.limited_by) == (1, "DeviceBudget")
+
     def test_without_an_objective_nothing_must(self) -> None:
         assert decide(autoscaling(scale_down=NO_WINDOW), self.idle, self.history, 0.0).replicas == 1
 
