@@ -167,7 +167,7 @@ def _lived(job: _Job) -> tuple[Result, Policy]:
     if job.policy == "static":
         scenario = replace(scenario, initial_replicas=job.settings["replicas"])
     policy = CATALOG[job.policy].make(scenario, workload, job.settings)
-    return summarise(workload, scenario, simulate(workload, scenario, policy)), policy
+    return summarise(scenario, simulate(workload, scenario, policy)), policy
 
 
 def tuned(trials: Sequence[Trial]) -> Trial:

@@ -165,7 +165,7 @@ def _simulate(text: str, scenario: Scenario, load: Workload) -> tuple[str, Resul
         raise ValueError(f"policy {name}: {error}") from error
     with progress_bar(policy.name) as on_progress:
         outcome = simulate(load, scenario, policy, on_progress=on_progress)
-    return policy.name, summarise(load, scenario, outcome), outcome
+    return policy.name, summarise(scenario, outcome), outcome
 
 
 def _compare(options: argparse.Namespace) -> int:

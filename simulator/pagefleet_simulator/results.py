@@ -7,7 +7,6 @@ from itertools import pairwise
 
 from pagefleet_simulator.scenario import Scenario
 from pagefleet_simulator.simulation import Outcome
-from pagefleet_simulator.workload import Workload
 
 QUEUED_SECONDS = 1.0
 """A request whose first step began later than this after its arrival was queued."""
@@ -35,7 +34,7 @@ class Result:
     most_replicas: int
 
 
-def summarise(workload: Workload, scenario: Scenario, outcome: Outcome) -> Result:
+def summarise(scenario: Scenario, outcome: Outcome) -> Result:
     """Numbers of a run."""
     objective, warm = scenario.objective, scenario.warmup_seconds
     served = [item for item in outcome.served if item.arrival.time >= warm]

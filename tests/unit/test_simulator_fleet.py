@@ -109,7 +109,7 @@ def test_keep_alive_pins_clients_until_a_queue_sends_them_on() -> None:
 def test_summaries_count_failures_as_missed() -> None:
     load = evenly(400, 0.02, output=80)
     scenario = small_scenario(profile=small_profile(max_queue=4))
-    result = summarise(load, scenario, simulate(load, scenario, Static(1)))
+    result = summarise(scenario, simulate(load, scenario, Static(1)))
     assert result.failed > 100
     assert result.attainment_percent < 100 * (400 - result.failed) / 400 + 1e-9
     assert result.p95_first_token_seconds == float("inf")
@@ -119,7 +119,7 @@ def test_a_warm_up_is_lived_through_and_not_counted() -> None:
     load = evenly(100, 1.0, prompt=10, output=2)
     scenario = small_scenario(initial_replicas=2, warmup_seconds=50.0)
     outcome = simulate(load, scenario, Plan((0, 2), (20, 5), (30, 2), (70, 3)))
-    result = summarise(load, scenario, outcome)
+    result = summarise(scenario, outcome)
     assert len(outcome.served) == 100
     assert result.requests == 50
     assert result.device_hours == pytest.approx((100 + 30) / 3600)
