@@ -65,7 +65,7 @@ int32_t pagefleet_copy_blocks(void* kv, const int64_t* pairs, int64_t num_pairs,
 }
 
 int32_t pagefleet_linear(const LinearCall* call, int32_t dtype, int32_t*) {
-    return typed(dtype, [&](auto type) { linear<decltype(type)>(*call); });
+    return typed(dtype, [&](auto type) { linear<decltype(type)>(*call, {}); });
 }
 
 int32_t pagefleet_pack_linear(const void* weight, int64_t row_stride, int32_t out_features, int32_t in_features,
@@ -78,7 +78,7 @@ int32_t pagefleet_pack_linear(const void* weight, int64_t row_stride, int32_t ou
 }
 
 int32_t pagefleet_grouped_linear(const GroupedLinearCall* call, int32_t dtype, int32_t*) {
-    return typed(dtype, [&](auto type) { grouped_linear<decltype(type)>(*call); });
+    return typed(dtype, [&](auto type) { grouped_linear<decltype(type)>(*call, {}); });
 }
 
 int32_t pagefleet_pack_grouped(const PackGroupedCall* call, int32_t*) {

@@ -6,12 +6,13 @@
 // then the bias, then one rounding (none with wide_out): a row's result depends neither on the rows beside it nor on
 // threads.
 //
-// While the rows of one panel are computed, the next panel is asked for line by line, in even steps: memory then works
-// while the arithmetic does, which is worth a fifth of the time at 32 rows. Few rows wait for memory anyway.
+// A panel is gone through chunk by chunk, all rows of a chunk before the next one: a chunk stays near, however long K is.
+// Meanwhile the weights that come later are asked for line by line, in even steps: see ahead.h.
 #pragma once
 
 #include <algorithm>
 
+#include "ahead.h"
 #include "microkernel.h"
 #include "pool.h"
 
@@ -19,6 +20,7 @@ namespace pagefleet {
 
 constexpr int kPanel = kMaxColumns * kLanes;  // outputs
 constexpr int kChunkWords = 256;              // of K
+constexpr int kRowChunk = 16 * kMaxRows;      // rows whose sums are held at once
 
 // Mirrored field by field in calls.py.
 struct LinearCall {
@@ -49,124 +51,147 @@ void pack_linear(const T* weight, int64_t row_stride, int out_features, int in_f
     parallel_for(num_threads, (out_features + kPanel - 1) / kPanel, pack_panel);
 }
 
-// What is asked for ahead: lines [next, end), one every so many steps of K. Nothing when next == end.
-struct LinesAhead {
-    const uint32_t* next;
-    const uint32_t* end;
-    int steps;
+// Who asks for weights ahead while a panel is computed, and how fast: `lines` lines every `words` words of K.
+struct Pace {
+    Ahead* ahead;  // or null
+    int words, lines;
 };
 
-// R rows from `row` on, the outputs [column, column + kPanel) of one panel.
+// R rows times words [begin, end) of K of a panel, added to totals [R][kPanel].
 template <class T, int R>
-inline void linear_panel(const LinearCall& call, const char* const* x, const uint32_t* panel, LinesAhead& ahead,
-                         int row, int column) {
-    Vec total[R][kMaxColumns];
+inline void linear_chunk(const char* const* x, const uint32_t* panel, int begin, int end, float* totals,
+                         const Pace& pace) {
+    Vec acc[R][kMaxColumns];
     const uint32_t* b[kMaxColumns];
-    const int k_words = call.in_features / Element<T>::per_word;
 #pragma GCC unroll 8
     for (int c = 0; c < kMaxColumns; ++c) b[c] = panel + c * kLanes;
-    for (int begin = 0; begin < k_words; begin += kChunkWords) {
-        Vec acc[R][kMaxColumns];
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-            for (int c = 0; c < kMaxColumns; ++c) acc[r][c] = set1(0.0f);
-        const int end = std::min(begin + kChunkWords, k_words);
-        int at = begin;
-        for (; at < end && ahead.next < ahead.end; at += ahead.steps) {
-            _mm_prefetch(reinterpret_cast<const char*>(ahead.next), _MM_HINT_T1);
-            ahead.next += kLanes;
-            accumulate<T, false, R, kMaxColumns>(acc, x, b, b, kPanel, at, std::min(end, at + ahead.steps));
+        for (int c = 0; c < kMaxColumns; ++c) acc[r][c] = set1(0.0f);
+    int at = begin;
+    while (pace.ahead != nullptr && at < end) {
+        Lines wanted = pace.ahead->next();
+        if (wanted.next == wanted.end) break;
+        for (; at < end && wanted.next < wanted.end; at += pace.words) {
+            for (int line = 0; line < pace.lines; ++line) wanted.ask();
+            accumulate<T, false, R, kMaxColumns>(acc, x, b, b, kPanel, at, std::min(end, at + pace.words));
         }
-        accumulate<T, false, R, kMaxColumns>(acc, x, b, b, kPanel, std::min(at, end), end);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; ++r)
-#pragma GCC unroll 8
-            for (int c = 0; c < kMaxColumns; ++c) total[r][c] = begin == 0 ? acc[r][c] : total[r][c] + acc[r][c];
+        pace.ahead->asked(wanted);
     }
+    accumulate<T, false, R, kMaxColumns>(acc, x, b, b, kPanel, std::min(at, end), end);
 #pragma GCC unroll 8
-    for (int c = 0; c < kMaxColumns; ++c) {
-        int first = column + c * kLanes;
-        int n = std::min(kLanes, call.out_features - first);
-        if (n <= 0) return;
-        Vec bias = call.bias == nullptr ? set1(0.0f) : load_part(static_cast<const T*>(call.bias) + first, n);
+    for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
-        for (int r = 0; r < R; ++r) {
-            Vec sum = call.bias == nullptr ? total[r][c] : total[r][c] + bias;
-            size_t at = static_cast<size_t>(row + r) * call.out_features + first;
+        for (int c = 0; c < kMaxColumns; ++c) {
+            float* total = totals + r * kPanel + c * kLanes;
+            store(total, begin == 0 ? acc[r][c] : load(total) + acc[r][c]);
+        }
+}
+
+// Totals of rows [first_row, last_row) [kPanel] -> out, from output `column` on.
+template <class T>
+inline void write_rows(const LinearCall& call, const float* totals, int first_row, int last_row, int column) {
+    const int width = std::min(kPanel, call.out_features - column);
+    for (int row = first_row; row < last_row; ++row, totals += kPanel) {
+        const size_t at = static_cast<size_t>(row) * static_cast<size_t>(call.out_features) + column;
+        for (int first = 0; first < width; first += kLanes) {
+            const int n = std::min(kLanes, width - first);
+            Vec sum = load(totals + first);
+            if (call.bias != nullptr) sum = sum + load_part(static_cast<const T*>(call.bias) + column + first, n);
             if (call.wide_out != 0)
-                store_part(static_cast<float*>(call.out) + at, sum, n);
+                store_part(static_cast<float*>(call.out) + at + first, sum, n);
             else
-                store_part(static_cast<T*>(call.out) + at, sum, n);
+                store_part(static_cast<T*>(call.out) + at + first, sum, n);
         }
     }
 }
 
-// The rows [first_row, last_row) of one panel; next_panel: what is read after it, or null.
+// The rows [first_row, last_row) of one panel. read: its position in the thread's own panels, see ahead.h; -1: it is
+// another's.
 template <class T>
-inline void linear_rows(const LinearCall& call, const uint32_t* panel, const uint32_t* next_panel, int first_row,
-                        int last_row, int column) {
-    constexpr int kLinesAStep = kPanel / kLanes;
+inline void linear_rows(const LinearCall& call, const uint32_t* panel, int first_row, int last_row, int column,
+                        int64_t read) {
+    constexpr int kLinesAWord = kPanel / kLanes;
+    constexpr int64_t kWordBytes = kPanel * 4;
+    constexpr int64_t kNear = 8192;  // bytes: what a single group of rows reads itself before a prefetch could come
+    alignas(64) float totals[kRowChunk * kPanel];
     const int groups = (last_row - first_row + kMaxRows - 1) / kMaxRows;
     const int k_words = call.in_features / Element<T>::per_word;
-    LinesAhead ahead{nullptr, nullptr, std::max(1, groups / kLinesAStep)};
-    if (next_panel != nullptr && groups * 2 > kLinesAStep) {
-        ahead.next = next_panel;
-        ahead.end = next_panel + static_cast<size_t>(k_words) * kPanel;
-    }
-    for (int row = first_row; row < last_row; row += kMaxRows) {
-        const int count = std::min(kMaxRows, last_row - row);
-        const char* x[kMaxRows];
-        for (int r = 0; r < count; ++r)
-            x[r] = reinterpret_cast<const char*>(static_cast<const T*>(call.x) + (row + r) * call.x_row_stride);
-        switch (count) {
+    Pace pace{read < 0 ? nullptr : &Ahead::own(), std::max(1, groups / kLinesAWord),
+              (kLinesAWord + groups - 1) / std::max(1, groups)};
+    for (int block = first_row; block < last_row; block += kRowChunk) {
+        const int block_end = std::min(last_row, block + kRowChunk);
+        for (int begin = 0; begin < k_words; begin += kChunkWords) {
+            const int end = std::min(begin + kChunkWords, k_words);
+            if (pace.ahead != nullptr && block == first_row) {
+                const int64_t here = read + begin * kWordBytes;
+                pace.ahead->reading(here, groups > 1 ? read + end * kWordBytes : here + kNear);
+            }
+            for (int row = block; row < block_end; row += kMaxRows) {
+                const int count = std::min(kMaxRows, block_end - row);
+                const char* x[kMaxRows];
+                for (int r = 0; r < count; ++r)
+                    x[r] = reinterpret_cast<const char*>(static_cast<const T*>(call.x) + (row + r) * call.x_row_stride);
+                float* sums = totals + static_cast<size_t>(row - block) * kPanel;
+                switch (count) {
 #if defined(__AVX512F__)
-            case 6: linear_panel<T, 6>(call, x, panel, ahead, row, column); break;
-            case 5: linear_panel<T, 5>(call, x, panel, ahead, row, column); break;
+                    case 6: linear_chunk<T, 6>(x, panel, begin, end, sums, pace); break;
+                    case 5: linear_chunk<T, 5>(x, panel, begin, end, sums, pace); break;
 #endif
-            case 4: linear_panel<T, 4>(call, x, panel, ahead, row, column); break;
-            case 3: linear_panel<T, 3>(call, x, panel, ahead, row, column); break;
-            case 2: linear_panel<T, 2>(call, x, panel, ahead, row, column); break;
-            default: linear_panel<T, 1>(call, x, panel, ahead, row, column);
+                    case 4: linear_chunk<T, 4>(x, panel, begin, end, sums, pace); break;
+                    case 3: linear_chunk<T, 3>(x, panel, begin, end, sums, pace); break;
+                    case 2: linear_chunk<T, 2>(x, panel, begin, end, sums, pace); break;
+                    default: linear_chunk<T, 1>(x, panel, begin, end, sums, pace);
+                }
+            }
         }
+        write_rows<T>(call, totals, block, block_end, column);
     }
 }
 
-// run_panel(panel, first_row, last_row) for all panels and rows, each once. A unit of work is a run of panels; those that
-// are left when every thread has got as many are cut by rows, a part a thread.
+// worth_a_thread: multiply-adds.
+inline Panels divide_panels(const LinearCall& call, size_t panel_bytes, int64_t worth_a_thread) {
+    const int num_panels = (call.out_features + kPanel - 1) / kPanel;
+    const int groups = std::max(1, (call.num_rows + kMaxRows - 1) / kMaxRows);
+    const int64_t work = static_cast<int64_t>(call.num_rows) * call.in_features * call.out_features;
+    const int threads = threads_for(call.num_threads, work, worth_a_thread);
+    return {static_cast<const char*>(call.weight), panel_bytes,          threads,
+            num_panels / threads,                  num_panels % threads, std::min(threads, groups)};
+}
+
+// run_panel(words of the panel, its number, first_row, last_row, read) for all panels and rows, each once. next: what is
+// read after these, or nothing.
 template <class Run>
-inline void run_panels(int threads, int num_panels, int num_rows, const Run& run_panel) {
-    constexpr int kUnitsPerThread = 8;
-    const int whole_panels = num_panels / threads * threads;
-    const int panels_per_unit = std::max(1, whole_panels / (threads * kUnitsPerThread));
-    const int whole_units = (whole_panels + panels_per_unit - 1) / panels_per_unit;
+inline void run_panels(const Panels& panels, const Panels& next, int num_rows, const Run& run_panel) {
     const int groups = (num_rows + kMaxRows - 1) / kMaxRows;
-    const int rows_per_part = std::max(1, (groups + threads - 1) / threads) * kMaxRows;
-    const int parts = (num_rows + rows_per_part - 1) / rows_per_part;
-    auto compute = [&](int unit) {
-        if (unit >= whole_units) {
-            const int part = (unit - whole_units) % parts;
-            run_panel(whole_panels + (unit - whole_units) / parts, part * rows_per_part,
-                      std::min(num_rows, (part + 1) * rows_per_part));
-            return;
-        }
-        const int end = std::min(whole_panels, (unit + 1) * panels_per_unit);
-        for (int panel = unit * panels_per_unit; panel < end; ++panel) run_panel(panel, 0, num_rows);
+    const int rows_per_part = (groups + panels.parts - 1) / panels.parts * kMaxRows;
+    auto compute = [&](int self, int owner, int index) {
+        Ahead& ahead = Ahead::own();
+        if (owner == self && (index == 0 || !ahead.has_begun(panels))) ahead.begin(self, panels, next);
+        const Panels::Piece piece = panels.piece(owner, index);
+        if (piece.panel < 0) return;
+        const int64_t read = owner == self ? static_cast<int64_t>(panels.panel_bytes) * index : -1;
+        const char* words = panels.weight + static_cast<size_t>(piece.panel) * panels.panel_bytes;
+        const int first = piece.part < 0 ? 0 : std::min(num_rows, piece.part * rows_per_part);
+        run_panel(words, piece.panel, first, piece.part < 0 ? num_rows : std::min(num_rows, first + rows_per_part), read);
     };
-    parallel_for(threads, whole_units + (num_panels - whole_panels) * parts, compute);
+    run_queues(panels.threads, panels.queue_length(), compute);
 }
 
 template <class T>
-void linear(const LinearCall& call) {
-    constexpr int64_t kWorthAThread = 1 << 19;  // multiply-adds
-    const int num_panels = (call.out_features + kPanel - 1) / kPanel;
-    const size_t panel_words = static_cast<size_t>(call.in_features) / Element<T>::per_word * kPanel;
-    const int64_t work = static_cast<int64_t>(call.num_rows) * call.in_features * call.out_features;
-    run_panels(threads_for(call.num_threads, work, kWorthAThread), num_panels, call.num_rows,
-               [&](int panel, int first_row, int last_row) {
-                   const uint32_t* words = static_cast<const uint32_t*>(call.weight) + panel * panel_words;
-                   linear_rows<T>(call, words, panel + 1 < num_panels ? words + panel_words : nullptr, first_row,
-                                  last_row, panel * kPanel);
+Panels panels_of(const LinearCall& call) {
+    constexpr int64_t kWorthAThread = 1 << 19;
+    return divide_panels(call, static_cast<size_t>(call.in_features) * sizeof(T) * kPanel, kWorthAThread);
+}
+
+// next: the weights that are wanted after these, or nothing.
+template <class T>
+void linear(const LinearCall& call, const Panels& next) {
+    run_panels(panels_of<T>(call), next, call.num_rows,
+               [&](const char* words, int panel, int first_row, int last_row, int64_t read) {
+                   linear_rows<T>(call, reinterpret_cast<const uint32_t*>(words), first_row, last_row, panel * kPanel,
+                                  read);
                });
 }
 

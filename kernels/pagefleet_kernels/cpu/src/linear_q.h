@@ -50,24 +50,6 @@ inline void sum_groups(const T* x, int groups, int group, float* sums) {
     }
 }
 
-// Totals of rows [first_row, last_row) [kPanel] -> out, from output `column` on.
-template <class T>
-inline void write_rows(const GroupedLinearCall& call, const float* totals, int first_row, int last_row, int column) {
-    const int width = std::min(kPanel, call.linear.out_features - column);
-    for (int row = first_row; row < last_row; ++row, totals += kPanel) {
-        const size_t at = static_cast<size_t>(row) * static_cast<size_t>(call.linear.out_features) + column;
-        for (int first = 0; first < width; first += kLanes) {
-            const int n = std::min(kLanes, width - first);
-            Vec sum = load(totals + first);
-            if (call.linear.bias != nullptr) sum = sum + load_part(static_cast<const T*>(call.linear.bias) + column + first, n);
-            if (call.linear.wide_out != 0)
-                store_part(static_cast<float*>(call.linear.out) + at + first, sum, n);
-            else
-                store_part(static_cast<T*>(call.linear.out) + at + first, sum, n);
-        }
-    }
-}
-
 #if defined(__AVX512BF16__)
 // The same for a few rows: what is unpacked stays in registers, and so do the totals.
 constexpr int kFewRows = 4;
@@ -160,7 +142,7 @@ inline void grouped_panel(const GroupedLinearCall& call, const Levels& levels, c
         const bool few = call.bits == 4
                              ? grouped_few<4>(call, levels, panel, sums, first_row, last_row, totals, Bf16{})
                              : grouped_few<8>(call, levels, panel, sums, first_row, last_row, totals, Bf16{});
-        if (few) return write_rows<T>(call, totals, first_row, last_row, column);
+        if (few) return write_rows<T>(call.linear, totals, first_row, last_row, column);
     }
 #endif
     const int groups = call.linear.in_features / call.group, num_words = call.group / Element<T>::per_word;
@@ -202,21 +184,22 @@ inline void grouped_panel(const GroupedLinearCall& call, const Levels& levels, c
             }
         }
     }
-    write_rows<T>(call, totals, first_row, last_row, column);
+    write_rows<T>(call.linear, totals, first_row, last_row, column);
 }
 
-// May throw bad_alloc.
+inline Panels panels_of(const GroupedLinearCall& call) {
+    constexpr int64_t kWorthAThread = 1 << 18;
+    const size_t groups = static_cast<size_t>(call.linear.in_features / call.group);
+    return divide_panels(call.linear, groups * group_bytes(call.group, call.bits, call.wide_scales != 0, call.has_minimums != 0),
+                         kWorthAThread);
+}
+
+// next: the weights that are wanted after these, or nothing. May throw bad_alloc.
 template <class T>
-void grouped_linear(const GroupedLinearCall& call) {
-    constexpr int64_t kWorthAThread = 1 << 18;  // multiply-adds
-    constexpr int kRowChunk = 16 * kMaxRows;
+void grouped_linear(const GroupedLinearCall& call, const Panels& next) {
     thread_local std::vector<float> sums;
     const int groups = call.linear.in_features / call.group;
-    const int num_panels = (call.linear.out_features + kPanel - 1) / kPanel;
-    const size_t panel_bytes =
-        static_cast<size_t>(groups) * group_bytes(call.group, call.bits, call.wide_scales != 0, call.has_minimums != 0);
-    const int64_t work = static_cast<int64_t>(call.linear.num_rows) * call.linear.in_features * call.linear.out_features;
-    const int threads = threads_for(call.linear.num_threads, work, kWorthAThread);
+    const Panels panels = panels_of(call);
     if (call.has_minimums != 0) {
         constexpr int kRowsAtOnce = 32;
         sums.resize(static_cast<size_t>(call.linear.num_rows) * static_cast<size_t>(groups));
@@ -226,18 +209,19 @@ void grouped_linear(const GroupedLinearCall& call) {
                 sum_groups(static_cast<const T*>(call.linear.x) + row * call.linear.x_row_stride, groups, call.group,
                            of_call + static_cast<size_t>(row) * static_cast<size_t>(groups));
         };
-        parallel_for(call.linear.num_rows > kRowsAtOnce ? threads : 1, (call.linear.num_rows + kRowsAtOnce - 1) / kRowsAtOnce,
-                     sum_rows);
+        parallel_for(call.linear.num_rows > kRowsAtOnce ? panels.threads : 1,
+                     (call.linear.num_rows + kRowsAtOnce - 1) / kRowsAtOnce, sum_rows);
     }
     const float* row_sums = sums.data();
     const Levels levels(call.levels);
-    run_panels(threads, num_panels, call.linear.num_rows, [&](int panel, int first_row, int last_row) {
-        alignas(64) float totals[kRowChunk * kPanel];
-        const char* words = static_cast<const char*>(call.linear.weight) + static_cast<size_t>(panel) * panel_bytes;
-        for (int row = first_row; row < last_row; row += kRowChunk)
-            grouped_panel<T>(call, levels, words, row_sums, row, std::min(last_row, row + kRowChunk), panel * kPanel,
-                             totals);
-    });
+    run_panels(panels, next, call.linear.num_rows,
+               [&](const char* words, int panel, int first_row, int last_row, int64_t read) {
+                   alignas(64) float totals[kRowChunk * kPanel];
+                   if (read >= 0) Ahead::own().reading(read, read + static_cast<int64_t>(panels.panel_bytes));
+                   for (int row = first_row; row < last_row; row += kRowChunk)
+                       grouped_panel<T>(call, levels, words, row_sums, row, std::min(last_row, row + kRowChunk),
+                                        panel * kPanel, totals);
+               });
 }
 
 }  // namespace pagefleet

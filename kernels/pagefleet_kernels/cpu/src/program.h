@@ -18,6 +18,16 @@ struct Op {
     int32_t kind;
 };
 
+// What the first linear in [first, end) reads.
+template <class T>
+Panels weights_of(const Op* first, const Op* end) {
+    for (const Op* op = first; op < end; ++op) {
+        if (op->kind == kLinear) return panels_of<T>(*static_cast<const LinearCall*>(op->call));
+        if (op->kind == kGroupedLinear) return panels_of(*static_cast<const GroupedLinearCall*>(op->call));
+    }
+    return {};
+}
+
 // Threads wait for the next op for a moment instead of falling asleep. May throw bad_alloc.
 template <class T>
 Status run_program(const Op* ops, int num_ops, int32_t* where) {
@@ -25,8 +35,12 @@ Status run_program(const Op* ops, int num_ops, int32_t* where) {
     for (int index = 0; index < num_ops; ++index) {
         const Op& op = ops[index];
         switch (op.kind) {
-            case kLinear: linear<T>(*static_cast<const LinearCall*>(op.call)); break;
-            case kGroupedLinear: grouped_linear<T>(*static_cast<const GroupedLinearCall*>(op.call)); break;
+            case kLinear:
+                linear<T>(*static_cast<const LinearCall*>(op.call), weights_of<T>(&op + 1, ops + num_ops));
+                break;
+            case kGroupedLinear:
+                grouped_linear<T>(*static_cast<const GroupedLinearCall*>(op.call), weights_of<T>(&op + 1, ops + num_ops));
+                break;
             case kNorm: add_norm<T>(*static_cast<const NormCall*>(op.call)); break;
             case kGate: gate<T>(*static_cast<const GateCall*>(op.call)); break;
             case kRope: {
