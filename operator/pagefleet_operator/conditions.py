@@ -109,10 +109,26 @@ def _progressing(facts: Facts) -> Verdict:
     return Verdict("Progressing", False, "Complete", "everything is as the spec wants it")
 
 
+REMEDIES = {
+    "ApplyFailed": "it is tried again: see the operator's log",
+    "ChildRefused": "undo the change that it names",
+    "ContainerConfigError": "create what is missing, or correct the reference to it",
+    "CrashLoop": "see kubectl logs --previous",
+    "Forbidden": "apply the RBAC of this release",
+    "ImagePullFailed": "correct engine.image, or set imagePullSecrets in spec.template",
+    "InvalidTemplate": "correct spec.template",
+    "MetricsUnreachable": "let the operator reach port 8000 of the pods, or see the pod's log",
+    "QuotaExceeded": "raise the quota, or lower the replicas",
+    "ReplicaFailure": "change what refuses the pods",
+    "Unschedulable": "free or add nodes that fit, or change resources, engine.accelerator or spec.template",
+}
+"""What to do, where the message is somebody else's text; the other reasons' messages say it themselves."""
+
+
 def _degraded(facts: Facts) -> Verdict:
     for check in DEGRADED_CHECKS:
         for reason, message in check(facts):
-            return Verdict("Degraded", True, reason, message)
+            return Verdict("Degraded", True, reason, "; ".join(filter(None, (message, REMEDIES.get(reason)))))
     return Verdict("Degraded", False, "AsExpected", "nothing is wrong")
 
 

@@ -1,6 +1,7 @@
 """Conditions, phases, what is worth a write, and what survives a restart."""
 
 import math
+import re
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -169,6 +170,16 @@ def test_conditions_and_phase(case: Case) -> None:
     assert render(case.facts, History(), [], NOW)["phase"] == case.phase
 
 
+@pytest.mark.parametrize("case", [case for case in CASES if case.degraded != "AsExpected"], ids=lambda case: case.name)
+def test_a_message_says_what_to_do(case: Case) -> None:
+    (verdict,) = [verdict for verdict in judge(case.facts) if verdict.type == "Degraded"]
+    if case.facts.contested or case.facts.plan.refusal:
+        return  # made elsewhere
+    told = verdict.message.lower()
+    assert re.search(r"\b(see|correct|set|change|add|raise|lower|let|delete|undo|apply|create)\b", told), told
+    assert len(told) < 1024
+
+
 def scaled(decision: Decision | None, **fields: Any) -> dict[str, tuple[bool, str]]:
     return holds(facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}}, decision=decision, **fields))
 
@@ -290,7 +301,7 @@ def test_events_are_said_on_turns_only() -> None:
     crashed = render(facts(crashed_pod, status=ready), History(), [], NOW)
     said = list(transitions(ready, crashed))
     assert [(item.reason, item.warning) for item in said] == [("NoReadyReplicas", True), ("CrashLoop", True)]
-    assert said[1].message == "pod a: exit code 1: no port"
+    assert said[1].message == "pod a: exit code 1: no port; see kubectl logs --previous"
     assert [item.reason for item in transitions(crashed, ready)] == ["Available", "Recovered"]
     assert list(transitions(ready, ready)) == []
 
