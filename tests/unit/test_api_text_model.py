@@ -11,6 +11,7 @@ import pytest
 from pagefleet_server.api import text_model
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.text_model import ID_SLICE, LONG_CHARS, LongTextsError, TextModel, load_text_model
+from pagefleet_server.model_errors import ModelError
 from support.api_server import write_letter_model
 
 LONG = "ab" * LONG_CHARS
@@ -41,6 +42,11 @@ def held(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> Iterator[threadin
     monkeypatch.setattr(model, "_encode", wait_and_encode)
     yield go_on
     go_on.set()
+
+
+def test_a_given_template_that_is_broken_is_told_by_its_flag(tmp_path: Path, pool: ThreadPoolExecutor) -> None:
+    with pytest.raises(ModelError, match=r"--chat-template: the chat template cannot be used: .*, line 2"):
+        load_text_model(write_letter_model(tmp_path), pool, template="{{ messages }}\n{% for x %}")
 
 
 async def tokens(model: TextModel, text: str) -> int:

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from typing import Any, NoReturn
 
-from jinja2 import TemplateError, meta, nodes
+from jinja2 import TemplateError, TemplateSyntaxError, meta, nodes
 from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
@@ -42,7 +42,8 @@ class ChatTemplate:
             self.takes_tools = "tools" in meta.find_undeclared_variables(environment.parse(source))
             """Whether it shows tools to the model."""
         except TemplateError as error:
-            raise BadRequestError(f"the model's chat template cannot be used: {error}") from error
+            line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
+            raise BadRequestError(f"the chat template cannot be used: {error}{line}") from error
 
     def render(
         self,

@@ -15,6 +15,7 @@ from pagefleet_server.api.grammar_worker import GrammarCompiler
 from pagefleet_server.api.lengths import check_room, check_text_bytes
 from pagefleet_server.api.parsers.choose import detect_reasoning, detect_tool_parser
 from pagefleet_server.api.token_text import TokenTexts
+from pagefleet_server.model_errors import ModelError
 from pagefleet_server.tokenizer import LoadedTokenizer, load_tokenizer
 
 LONG_CHARS = 64 * 1024
@@ -153,4 +154,9 @@ class TextModel:
 def load_text_model(path: Path, pool: ThreadPoolExecutor, *, template: str | None = None) -> TextModel:
     """Blocking. `template`: instead of the model's own. Raises ModelError, or BadRequestError for a broken template."""
     loaded = load_tokenizer(path)
-    return TextModel(loaded if template is None else replace(loaded, chat_template=template), pool)
+    if template is None:
+        return TextModel(loaded, pool)
+    try:
+        return TextModel(replace(loaded, chat_template=template), pool)
+    except BadRequestError as error:
+        raise ModelError(f"--chat-template: {error}") from error

@@ -62,7 +62,7 @@ def plan_kv(
     if num_blocks < 1:
         raise ModelError(
             f"the KV cache gets {memory} bytes, but two blocks (one is the null block) of {settings.block_size} tokens "
-            f"take {2 * per_block}; raise --kv-cache-memory or lower --block-size"
+            f"take {2 * per_block}; raise --kv-cache-memory (or --gpu-memory-utilization) or lower --block-size"
         )
     return KVPlan(settings.block_size, num_blocks, per_block)
 
