@@ -196,6 +196,14 @@ def test_pods_have_no_rights_and_no_root() -> None:
     assert service_account(llmd())["automountServiceAccountToken"] is False
 
 
+def test_replicas_are_spread_over_nodes_where_that_is_possible() -> None:
+    made = deployment(llmd(), SETTINGS, replicas=2)["spec"]
+    (spread,) = made["template"]["spec"]["topologySpreadConstraints"]
+    assert (spread["topologyKey"], spread["maxSkew"]) == ("kubernetes.io/hostname", 1)
+    assert spread["whenUnsatisfiable"] == "ScheduleAnyway"
+    assert spread["labelSelector"] == made["selector"]
+
+
 def test_the_service_selects_what_the_deployment_runs() -> None:
     selector = service(llmd())["spec"]["selector"]
     spec = deployment(llmd(), SETTINGS, replicas=1)["spec"]

@@ -52,3 +52,24 @@ def test_no_object_is_copied_for_a_comparison() -> None:
     assert storage.fetch(body=body) is None
     storage.store(body=body, patch=patch, essence=kopf.BodyEssence())
     assert not patch
+
+
+def test_the_settings_are_those_of_production() -> None:
+    """Bounded requests, watches that end by themselves, no peering, no Events and no state of kopf's own."""
+    settings = kopf.OperatorSettings()
+    configure_kopf(settings)
+    assert (settings.networking.request_timeout, settings.networking.connect_timeout) == (20, 5)
+    watching = settings.watching
+    assert (watching.server_timeout, watching.client_timeout, watching.inactivity_timeout) == (300, 330, 70)
+    assert settings.queueing.worker_limit == 32
+    assert settings.process.ultimate_exiting_timeout == 30
+    assert (settings.posting.enabled, settings.peering.standalone, settings.scanning.disabled) == (False, True, True)
+    for resource in WATCHED_CHILDREN.values():
+        assert "managed-by=pagefleet-operator" in settings.watching.label_selectors[resource.group, resource.plural]
+
+
+def test_nothing_makes_kopf_write_a_finalizer_or_an_annotation() -> None:
+    registry = build_registry(Seen())  # type: ignore[arg-type]
+    assert not registry._changing.get_all_handlers()
+    assert not registry._spawning.get_all_handlers()
+    assert len(registry._watching.get_all_handlers()) == 1 + len(WATCHED_CHILDREN)
