@@ -1,6 +1,6 @@
 """CPU kernels against torch and against what the machine itself does: one interleaved run, one table.
 
-    python benchmarks/kernels_cpu.py [--threads N] [--rounds N] [--quick] [--json FILE]
+    python benchmarks/kernels_cpu.py [--threads N] [--rounds N] [--only decode,prefill,linear,rows] [--json FILE]
 
 All contenders of a row, and the machine's own measure, run in turn within each round, so that whatever else the machine
 does hits all of them; ratios are medians over rounds of quotients within a round, times are medians. Work bound by
@@ -23,6 +23,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+# As in the engine: else torch's OpenMP threads spin for milliseconds after a call, in the next contender's time.
+os.environ.setdefault("GOMP_SPINCOUNT", "2000")
+
 import psutil
 import torch
 from torch.nn import functional
@@ -36,6 +39,7 @@ CPU = torch.device("cpu")
 Run = Callable[[], object]
 COLD_BYTES = 96 << 20
 """Data that cold work goes through before it comes back to the same: three times a large L3."""
+GROUPS = ("decode", "prefill", "linear", "rows")
 ROUND_SECONDS = 0.0005
 """Within a round a contender runs until so much time has passed."""
 
@@ -91,11 +95,15 @@ class Bench:
         self._read = torch.ones(COLD_BYTES // 4)
         self._squares = {dtype: torch.randn(1024, 1024).to(dtype) for dtype in (torch.bfloat16, torch.float32)}
 
+    def read(self) -> object:
+        """The machine's own measure: 96 MiB, once."""
+        return self._read.sum()
+
     def add(
         self, work: str, ours: Sequence[Run], baselines: Sequence[tuple[str, Sequence[Run]]], *, num_bytes: float
     ) -> None:
         """Work bound by memory: num_bytes are read or written by one call."""
-        machine = Contender("read", [self._read.sum])
+        machine = Contender("read", [self.read])
         self._measure(work, ours, baselines, machine, num_bytes, self._read.nbytes, "GB/s")
 
     def add_compute(
@@ -185,6 +193,48 @@ def paged(
         for table in tables
     ]
     return [functools.partial(run, batch) for batch in batches]
+
+
+def recorded(
+    backend: CpuBackend, shape: KVShape, heads: int, *, seqs: int, length: int, dtype: torch.dtype, layers: int
+) -> Run:
+    """The decodes of `layers` layers, each over its own KV, in one call, as a model's step runs them."""
+    per_seq = -(-length // 16)
+    num_blocks = 1 + seqs * per_seq
+    program = backend.program(dtype=dtype, max_rows=seqs)
+    query, out = (program.buffer(heads * width) for width in (shape.head_dim, shape.v_head_dim))
+    query.normal_()
+    slots = torch.arange(16, num_blocks * 16)
+    for _ in range(layers):
+        cache = backend.allocate(shape, num_blocks=num_blocks, block_size=16, dtype=dtype, device=CPU)
+        key = torch.randn(len(slots), shape.num_kv_heads, shape.head_dim).to(dtype)
+        backend.write_kv(cache, key, torch.randn(*key.shape[:2], shape.v_head_dim).to(dtype), slots)
+        program.attention(
+            query.view(seqs, heads, -1), cache, out, scale=shape.head_dim**-0.5, sliding_window=None, softcap=None
+        )
+    batch = AttentionBatch(
+        query_starts=torch.arange(seqs + 1, dtype=torch.int32),
+        seq_lens=torch.full((seqs,), length, dtype=torch.int32),
+        block_tables=(1 + torch.randperm(num_blocks - 1)).view(seqs, per_seq).to(torch.int32),
+        slot_mapping=torch.full((seqs,), -1),
+        num_decodes=seqs,
+        max_query_len=1,
+        max_seq_len=length,
+    )
+    positions = torch.full((seqs,), length - 1)
+    return lambda: program.run(batch, positions)
+
+
+def bench_step(bench: Bench, dtype: torch.dtype, cases: Sequence[tuple[int, int, int, int, int]]) -> None:
+    """Decoding as a step does it: no way back to Python between the layers, no thread asleep."""
+    for seqs, length, heads, kv_heads, dim in cases:
+        num_bytes = seqs * length * kv_heads * 2 * dim * dtype.itemsize
+        layers = copies_for(num_bytes)
+        run = recorded(
+            bench.backend, KVShape(kv_heads, dim, dim), heads, seqs=seqs, length=length, dtype=dtype, layers=layers
+        )
+        work = f"{layers} layers of decode {seqs}x{length} {heads}/{kv_heads}x{dim} {_short(dtype)}"
+        bench.add(work, [run], [("reading", [bench.read])], num_bytes=layers * num_bytes)
 
 
 def bench_decode(bench: Bench, dtype: torch.dtype, cases: Sequence[tuple[int, int, int, int, int]]) -> None:
@@ -312,7 +362,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--threads", type=int, default=1, help="threads of ours and of torch, >= 1 (default 1)")
     parser.add_argument("--rounds", type=int, default=15, help="rounds of each row, >= 1 (default 15)")
-    parser.add_argument("--quick", action="store_true", help="a few rows only")
+    parser.add_argument("--only", default="", help="groups of rows: decode, prefill, linear, rows (default all)")
     parser.add_argument("--json", type=Path, help="write the rows here as well")
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
@@ -324,20 +374,22 @@ def main(argv: Sequence[str] | None = None) -> int:
     bench = Bench(CpuBackend(find_library()), arguments.rounds)
     bf16, fp32 = torch.bfloat16, torch.float32
     print(f"{'':<44} {'ours':>13} {'rate':>12} {'of machine':>11}   faster than\n")
-    if arguments.quick:
-        bench_decode(bench, bf16, [(8, 1024, 9, 3, 64)])
-        bench_prefill(bench, bf16, [(512, 9, 3, 64)])
-        bench_linear(bench, bf16, [(1536, 576)], [1, 64])
-    else:
-        bench_decode(
-            bench, bf16, [(1, 1024, 9, 3, 64), (8, 1024, 9, 3, 64), (32, 1024, 9, 3, 64), (8, 4096, 32, 8, 128)]
-        )
-        bench_decode(bench, fp32, [(8, 1024, 9, 3, 64), (32, 1024, 9, 3, 64)])
+    groups = {name for name in arguments.only.split(",") if name} or set(GROUPS)
+    if unknown := groups - set(GROUPS):
+        parser.error(f"--only: {', '.join(sorted(unknown))}; known are {', '.join(GROUPS)}")
+    if "decode" in groups:
+        small = [(seqs, 1024, 9, 3, 64) for seqs in (1, 8, 32)]
+        bench_step(bench, bf16, small[:2])
+        bench_decode(bench, bf16, [*small, (1, 4096, 32, 8, 128), (8, 4096, 32, 8, 128)])
+        bench_decode(bench, fp32, small[1:])
+    if "prefill" in groups:
         bench_prefill(bench, bf16, [(256, 9, 3, 64), (1024, 9, 3, 64), (1024, 32, 8, 128)])
         bench_prefill(bench, fp32, [(1024, 9, 3, 64)])
+    if "linear" in groups:
         bench_linear(bench, bf16, [(960, 576), (3072, 576), (576, 1536), (2048, 2048)], [1, 2, 4, 8, 16, 64, 256])
         bench_linear(bench, bf16, [(49152, 576)], [1, 8])
         bench_linear(bench, fp32, [(3072, 576)], [1, 8, 64])
+    if "rows" in groups:
         bench_rows(bench, bf16, 1, 576)
         bench_rows(bench, bf16, 256, 576)
     elapsed = time.monotonic() - started

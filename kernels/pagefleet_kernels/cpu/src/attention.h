@@ -2,6 +2,7 @@
 #pragma once
 
 #include <algorithm>
+#include <atomic>
 #include <vector>
 
 #include "pool.h"
@@ -55,7 +56,7 @@ struct Work {
     int seq, kv_head;
     int first_row, num_rows;  // rows of this sequence and KV head: token * group + head in group
     size_t scratch = 0;       // offset in floats
-    bool shared = false;
+    int shared = -1;          // which of the shared ones it is; -1: none
 };
 
 // What a thread takes at once.
@@ -78,15 +79,13 @@ class Attention {
         plan();
         auto compute = [this](int index) { this->compute(index); };
         parallel_for(num_threads_, static_cast<int>(units_.size()), compute);
-        if (shared_.empty()) return;
-        auto combine = [this](int index) { this->combine(works_[shared_[index]]); };
-        parallel_for(num_threads_, static_cast<int>(shared_.size()), combine);
     }
 
    private:
     // Multiply-adds below which waking another thread costs more than it gives.
     static constexpr int64_t kWorthAThread = 1 << 20;
     static constexpr int kUnitsPerThread = 4;
+    static constexpr int kLinesAUnit = 32;  // of the weights that come next: see ahead.h
 
     // How work is divided decides speed only: see row_block.h.
     void plan() {
@@ -102,6 +101,7 @@ class Attention {
         num_threads_ = threads_for(call_.num_threads, total, kWorthAThread);
         bool share = num_threads_ > 1 && works_.size() < static_cast<size_t>(num_threads_) * kUnitsPerThread;
         size_t scratch = 0;
+        std::vector<int> splits_of_shared;
         for (size_t index = 0; index < works_.size(); ++index) {
             Work& work = works_[index];
             RowBlock block = rows_of(work);
@@ -110,14 +110,16 @@ class Attention {
                 units_.push_back({static_cast<int>(index), -1, cost(block)});
                 continue;
             }
-            work.shared = true;
+            work.shared = static_cast<int>(splits_of_shared.size());
             work.scratch = scratch;
             scratch += static_cast<size_t>(splits) * States::floats(work.num_rows, layout_.v_pad);
-            shared_.push_back(static_cast<int>(index));
+            splits_of_shared.push_back(splits);
             for (int split = block.first_split(); split < block.last_split(); ++split)
                 units_.push_back({static_cast<int>(index), split, cost(block) / splits});
         }
         scratch_.resize(scratch);
+        splits_left_ = std::vector<std::atomic<int>>(splits_of_shared.size());
+        for (size_t index = 0; index < splits_of_shared.size(); ++index) splits_left_[index] = splits_of_shared[index];
         if (num_threads_ > 1)
             std::stable_sort(units_.begin(), units_.end(),
                              [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
@@ -167,6 +169,7 @@ class Attention {
     }
 
     void compute(int index) {
+        Ahead::own().ask(kLinesAUnit);
         const Unit& unit = units_[index];
         const Work& work = works_[unit.work];
         RowBlock block = rows_of(work);
@@ -176,6 +179,8 @@ class Attention {
         if (unit.split >= 0) {
             float* base = scratch_.data() + work.scratch + (unit.split - block.first_split()) * floats;
             attend_split<T>(block, unit.split, rule_, tiles_of(work), next, States(base, work.num_rows));
+            // Whoever computes the last of them folds all, in order.
+            if (splits_left_[static_cast<size_t>(work.shared)].fetch_sub(1) == 1) combine(work, block);
             return;
         }
         static thread_local std::vector<float> own;
@@ -191,8 +196,7 @@ class Attention {
         finish_all(work, block, total);
     }
 
-    void combine(const Work& work) {
-        RowBlock block = rows_of(work);
+    void combine(const Work& work, const RowBlock& block) {
         size_t floats = States::floats(work.num_rows, layout_.v_pad);
         float* base = scratch_.data() + work.scratch;
         States total(base, work.num_rows);
@@ -255,9 +259,9 @@ class Attention {
     int group_;
     int num_threads_ = 1;
     std::vector<Work> works_;
-    std::vector<int> shared_;  // indices of works whose splits are shared out
     std::vector<Unit> units_;
     std::vector<float> scratch_;
+    std::vector<std::atomic<int>> splits_left_;  // of each shared work
 };
 
 }  // namespace pagefleet
