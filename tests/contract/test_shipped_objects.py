@@ -1,7 +1,5 @@
 """All that we ship is taken, strictly: by the embedded API and, where its binaries are, by a real kube-apiserver."""
 
-import subprocess
-import sys
 from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
@@ -11,11 +9,10 @@ import pytest
 import yaml
 
 from pagefleet_localcluster.kubeconfig import Kubeconfig
-from pagefleet_operator import builders
 from pagefleet_operator.parsing import parse
-from pagefleet_operator.settings import ChildSettings
 from support.cluster_targets import target, target_names
 from support.localapi import Api
+from support.shipped import children_of, kustomized
 
 ROOT = Path(__file__).resolve().parents[2]
 SAMPLES = ROOT / "manifests" / "samples"
@@ -40,13 +37,6 @@ async def api(kubeconfig: Kubeconfig) -> AsyncIterator[Api]:
         yield Api(session, kubeconfig.server, kubeconfig.token or "")
 
 
-def overlay(name: str) -> list[dict[str, Any]]:
-    kubectl = Path(sys.executable).parent / "kubectl"
-    command = [str(kubectl), "kustomize", str(ROOT / "manifests" / name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return list(yaml.safe_load_all(done.stdout))
-
-
 def path_of(item: dict[str, Any], namespace: str) -> str:
     version, kind = item["apiVersion"], item["kind"]
     plural = IRREGULAR.get(kind, f"{kind.lower()}s")
@@ -67,11 +57,10 @@ async def test_everything_that_is_shipped_is_taken(api: Api, request: pytest.Fix
     """Overlays, samples, and the children that the operator makes of each sample."""
     left_out = FOREIGN + (NOT_LOCAL if "embedded" in request.node.name else ())
     for name in ("namespaced", "cluster-wide", "dev"):
-        for item in overlay(name):
+        for item in kustomized(name):
             await take(api, item)
     objects = "/apis/pagefleet.dev/v1alpha1/namespaces/pagefleet/llmdeployments"
     await api.until(lambda: api.get(objects), lambda answer: answer.status == 200)
-    settings = ChildSettings()
     for path in sorted(SAMPLES.glob("*.yaml")):
         for item in yaml.safe_load_all(path.read_text()):
             if item["apiVersion"].split("/")[0] in left_out:
@@ -79,18 +68,8 @@ async def test_everything_that_is_shipped_is_taken(api: Api, request: pytest.Fix
             live = await take(api, item)
             if item["kind"] != "LLMDeployment":
                 continue
-            llmd = parse(live)
-            children = [
-                builders.deployment(llmd, settings, replicas=2),
-                builders.service(llmd),
-                builders.service_account(llmd),
-                builders.disruption_budget(llmd),
-                builders.network_policy(llmd, settings),
-            ]
-            if llmd.spec.cache is not None:
-                children.append(builders.cache_claim(llmd, llmd.spec.cache))
-            for child in children:
+            for child in children_of(parse(live)):
                 await take(api, child)
     for name in ("dev", "cluster-wide"):
-        for item in reversed(overlay(name)):
+        for item in reversed(kustomized(name)):
             await api.delete(path_of(item, "pagefleet"))

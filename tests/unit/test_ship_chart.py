@@ -1,12 +1,13 @@
 """The Helm chart and the kustomizations give the same objects; wrong values are refused by name."""
 
-import subprocess
-import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+
+from support.shipped import kustomized
 
 helm_chart = pytest.importorskip("helm_python.chart", reason="the Helm library exists for Linux only")
 
@@ -16,7 +17,7 @@ Objects = dict[tuple[str, str], dict[str, Any]]
 NAMESPACE = "pagefleet"
 
 
-def keyed(documents: list[dict[str, Any] | None]) -> Objects:
+def keyed(documents: Iterable[dict[str, Any] | None]) -> Objects:
     return {(item["kind"], item["metadata"]["name"]): item for item in documents if item}
 
 
@@ -30,11 +31,7 @@ def from_chart(**values: Any) -> Objects:
 
 
 def from_kustomize(overlay: str) -> Objects:
-    kubectl = Path(sys.executable).parent / "kubectl"
-    command = [str(kubectl), "kustomize", str(ROOT / "manifests" / overlay)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
-    found = keyed(list(yaml.safe_load_all(done.stdout)))
+    found = keyed(kustomized(overlay))
     # Helm makes the namespace by --create-namespace, not from a template.
     return {key: item for key, item in found.items() if key[0] != "Namespace"}
 

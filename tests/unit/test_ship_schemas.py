@@ -1,7 +1,5 @@
 """Manifests and samples against Kubernetes' own schemas, strictly: a misspelt field is an error."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +8,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pagefleet_operator import builders
 from pagefleet_operator.parsing import parse
-from pagefleet_operator.settings import ChildSettings
+from support.shipped import children_of, kustomized
 
 ROOT = Path(__file__).resolve().parents[2]
 FOREIGN = ("pagefleet.dev", "keda.sh", "monitoring.coreos.com", "inference.networking.k8s.io")
@@ -21,16 +18,9 @@ VERSIONS = ("1.30.0", "1.36.0")
 """The oldest that is supported, and a new one."""
 
 
-def overlay(name: str) -> list[dict[str, Any]]:
-    kubectl = Path(sys.executable).parent / "kubectl"
-    command = [str(kubectl), "kustomize", str(ROOT / "manifests" / name)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    return list(yaml.safe_load_all(done.stdout))
-
-
 def objects() -> Iterator[Any]:
     for name in ("cluster-wide", "dev"):
-        for item in overlay(name):
+        for item in kustomized(name):
             yield pytest.param(item, id=f"{name}-{item['kind']}")
     for path in sorted((ROOT / "manifests" / "samples").glob("*.yaml")):
         for item in yaml.safe_load_all(path.read_text()):
@@ -59,22 +49,12 @@ def served_samples() -> list[Any]:
 @pytest.mark.parametrize("version", VERSIONS)
 def test_what_the_operator_makes_of_a_sample_is_what_kubernetes_takes(sample: dict[str, Any], version: str) -> None:
     sample["metadata"] |= {"namespace": "default", "uid": "u"}
-    llmd, settings = parse(sample), ChildSettings()
-    children = [
-        builders.deployment(llmd, settings, replicas=2),
-        builders.service(llmd),
-        builders.service_account(llmd),
-        builders.disruption_budget(llmd),
-        builders.network_policy(llmd, settings),
-    ]
-    if llmd.spec.cache is not None:
-        children.append(builders.cache_claim(llmd, llmd.spec.cache))
-    for child in children:
+    for child in children_of(parse(sample)):
         kubernetes_validate.validate(child, version, strict=True)
 
 
 def test_the_check_would_see_a_misspelt_field() -> None:
-    (deployment,) = [item for item in overlay("dev") if item["kind"] == "Deployment"]
+    (deployment,) = [item for item in kustomized("dev") if item["kind"] == "Deployment"]
     deployment["spec"]["template"]["spec"]["containerz"] = []
     with pytest.raises(kubernetes_validate.ValidationError):
         kubernetes_validate.validate(deployment, VERSIONS[0], strict=True)
