@@ -104,10 +104,10 @@ class SchedulerSettings:
     """Running requests at most, 1..4096."""
     max_num_batched_tokens: Annotated[int, Meta(ge=1)] = 512
     """Tokens of one step at most; >= max_num_seqs so that every running request can decode."""
-    max_step_ms: Annotated[float, Meta(ge=0)] = 35.0
+    max_step_ms: Annotated[float, Meta(ge=0)] = 30.0
     """Prompts that enter beside running streams are cut so that a step takes about so long, by what earlier steps took.
     Lower: smoother streams, later first tokens. A step may always take twice as long as its decodes alone, and longer
-    while there are fewer than three streams to one prompt: three times as long with as many prompts as streams, six
+    while there are fewer than four streams to one prompt: four times as long with as many prompts as streams, six
     times at most. 0: off."""
     speculative_tokens: Annotated[int, Meta(ge=0, le=16)] = 0
     """Prompt-lookup speculation: tokens guessed at most for a request in one step, from what followed its last tokens

@@ -6,7 +6,7 @@ from pagefleet_server.core.step_time import StepTimeModel, StepWork
 
 MIN_CHUNK_TOKENS = 16
 """Of the first prompt in a step, whatever the step-time model says: prompts must get in."""
-PROMPT_WEIGHT = 3.0
+PROMPT_WEIGHT = 4.0
 """Streams that one prompt outweighs: a first token is waited for longest, and a small chunk pays for the rows of all
 streams again."""
 MAX_STRETCH = 6.0
