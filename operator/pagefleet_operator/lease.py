@@ -118,9 +118,25 @@ class LeaseHolder:
             try:
                 await self._write(self._lease)
             except (ApiError, TimeoutError) as error:
-                if isinstance(error, ApiError) and error.status in (404, 409):
+                refused = isinstance(error, ApiError) and error.status in (404, 409)
+                if refused and not await self._is_still_ours():
                     return f"someone else changed it: {error}"
                 logger.warning("lease %s/%s: %s", self.namespace, names.LEASE, error or "no answer in time")
+
+    async def _is_still_ours(self) -> bool:
+        """After a refused renewal: an earlier one may have been written although its answer was lost.
+
+        While nobody answers it is not known to be lost; the renew deadline bounds that.
+        """
+        try:
+            async with asyncio.timeout(self._settings.write_timeout_seconds):
+                lease = await self._api.get(LEASES, self.namespace, names.LEASE)
+        except (ApiError, TimeoutError):
+            return True
+        if lease is None or (lease.get("spec") or {}).get("holderIdentity") != self._identity:
+            return False
+        self._lease = lease
+        return True
 
     async def release(self) -> None:
         """Give it up, so that the next one need not wait."""

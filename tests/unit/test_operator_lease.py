@@ -54,6 +54,8 @@ class MemoryApi:
         self.lease: dict[str, Any] | None = None
         self.version = 0
         self.broken = False
+        self.loses_answers = False
+        """Writes happen, and their answers are lost."""
 
     def _fail(self) -> None:
         if self.broken:
@@ -73,7 +75,8 @@ class MemoryApi:
         self, _resource: Any, _namespace: str, _name: str, body: dict[str, Any], *, fenced: bool
     ) -> dict[str, Any]:
         self._fail()
-        assert self.lease is not None
+        if self.lease is None:
+            raise ApiError(status=404, reason="NotFound", message="gone")
         if body["metadata"]["resourceVersion"] != self.lease["metadata"]["resourceVersion"]:
             raise ApiError(status=409, reason="Conflict", message="modified")
         return self._store(body)
@@ -81,6 +84,8 @@ class MemoryApi:
     def _store(self, body: dict[str, Any]) -> dict[str, Any]:
         self.version += 1
         self.lease = {**body, "metadata": {**body["metadata"], "resourceVersion": str(self.version)}}
+        if self.loses_answers:
+            raise ApiError(status=0, reason="Unreachable", message="Server disconnected")
         return self.lease
 
 
@@ -140,9 +145,40 @@ async def test_a_lease_taken_by_another_ends_the_leader() -> None:
     leader = holder(api, "leader", time)
     await leader.acquire()
     assert api.lease is not None
-    api._store(api.lease)
+    api._store({**api.lease, "spec": {**api.lease["spec"], "holderIdentity": "other"}})
     async with asyncio.timeout(5):
         assert "someone else changed it" in await leader.hold()
+
+
+async def test_a_lease_that_was_deleted_ends_the_leader() -> None:
+    api, time = MemoryApi(), Time()
+    leader = holder(api, "leader", time)
+    await leader.acquire()
+    api.lease = None
+    async with asyncio.timeout(5):
+        assert "someone else changed it" in await leader.hold()
+
+
+async def test_a_renewal_whose_answer_was_lost_ends_nobody() -> None:
+    """An API server that restarted had written the renewal: the next one was refused, and the leader ended."""
+    api, time = MemoryApi(), Time()
+    leader = holder(api, "leader", time)
+    await leader.acquire()
+    holding = asyncio.create_task(leader.hold())
+    api.loses_answers = True
+    time.now = 5.0
+    await asyncio.sleep(0.03)
+    assert not holding.done()
+    assert api.version > 1, "it was written"
+    api.loses_answers = False
+    await asyncio.sleep(0.03)
+    time.now = 12.0
+    assert leader.is_held, "renewed at 5"
+    assert not holding.done()
+    api.loses_answers = True
+    time.now = 14.0
+    async with asyncio.timeout(5):
+        assert await holding == "it was not renewed in time", "answers that never come are no renewals"
 
 
 async def test_an_api_outage_shorter_than_the_deadline_is_survived() -> None:
