@@ -5,9 +5,10 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from pagefleet_kernels.batch import KVShape
+from pagefleet_kernels.batch import AttentionBatch, KVShape
 from support import triton_work as work
 from support.attention_oracle import Case
+from support.hostile import NUMBERS, batches
 from support.triton_interpreter import Interpreter, interpreter
 
 __all__ = ["interpreter"]
@@ -30,7 +31,7 @@ def cases(draw: st.DrawFn) -> Case:
         tuple(decodes + prompts),
         KVShape(kv_heads, draw(st.sampled_from([8, 16, 24])), draw(st.sampled_from([8, 16, 40]))),
         num_q_heads=kv_heads * draw(st.sampled_from([1, 2, 3, 5])),
-        block_size=draw(st.sampled_from([8, 16, 64])),
+        block_size=draw(st.sampled_from([8, 16, 32, 64, 128, 256])),
         sliding_window=draw(st.one_of(st.none(), st.integers(1, 70))),
         softcap=draw(st.one_of(st.none(), st.just(3.0))),
         with_sinks=draw(st.booleans()),
@@ -69,3 +70,24 @@ def test_chunking_changes_no_bit(interpreter: Interpreter, cuts: list[int], wind
     prompt is cut. (On a device the two loops must also be contracted alike; the GPU benchmark reports that.)"""
     whole, pieces = interpreter.run(work.whole_and_chunks, 90, sorted(cuts), window)
     assert torch.equal(whole, pieces)
+
+
+@FEW
+@given(batch=batches())
+def test_any_batch_is_refused_or_computed(interpreter: Interpreter, batch: AttentionBatch) -> None:
+    """Interpreted kernels read real memory: an access far outside would end the worker."""
+    assert interpreter.run(work.attend_whatever, batch) in ("refused", "computed")
+
+
+@FEW
+@given(
+    logits=st.lists(NUMBERS, min_size=1, max_size=6),
+    rule=st.lists(NUMBERS, min_size=3, max_size=3),
+    top_k=st.sampled_from([-(2**31), -1, 0, 1, 5, 2**31 - 1]),
+    position=st.sampled_from([-(2**63), -1, 0, 2**63 - 1]),
+)
+def test_a_draw_with_any_numbers_is_a_token(
+    interpreter: Interpreter, logits: list[float], rule: list[float], top_k: int, position: int
+) -> None:
+    token = interpreter.run(work.draw_whatever, logits, rule, top_k, position)
+    assert 0 <= token < len(logits)

@@ -178,6 +178,18 @@ CASES: dict[str, Case] = {
     "SmolLM2 heads": Case(((1, 130), (1, 16), (40, 80)), KVShape(3, 64, 64), num_q_heads=9, scale=0.125),
     "blocks of 8": Case(((1, 17), (9, 24)), block_size=8),
     "blocks of 64": Case(((1, 65), (64, 128), (3, 3)), block_size=64),
+    # Every feature, K and V of different odd widths, decodes and chunks, at every block size.
+    **{
+        f"everything, blocks of {size}": Case(
+            ((1, 300), (1, 16), (9, 70), (20, 20)),
+            KVShape(2, 24, 40),
+            block_size=size,
+            sliding_window=41,
+            softcap=4.0,
+            with_sinks=True,
+        )
+        for size in (16, 32, 64, 128, 256)
+    },
 }
 """By name: every shape of work that a backend must get right."""
 

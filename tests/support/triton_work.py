@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from pagefleet_kernels import ops
-from pagefleet_kernels.batch import KVShape
+from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.errors import KernelArgumentError
 from pagefleet_kernels.reference import make_backend as make_reference
 from pagefleet_kernels.sampling_batch import Penalties, SamplingBatch
@@ -19,6 +19,7 @@ from pagefleet_kernels.triton.cache import FP8, TritonCache
 from pagefleet_kernels.triton.configs import decode_config
 from pagefleet_kernels.triton.launch import INTERPRETER, run
 from support.attention_oracle import CASES, Case, World, build
+from support.hostile import BLOCK_SIZE, NUM_BLOCKS, SHAPE
 
 CPU = torch.device("cpu")
 
@@ -483,6 +484,31 @@ def refusal_at_the_door(name: str, change: dict[str, Any]) -> str:
     except KernelArgumentError as error:
         return str(error)
     return ""
+
+
+def attend_whatever(batch: AttentionBatch) -> str:
+    """What came of it; a result holds only averages of the ones that every block but the null block holds."""
+    backend = make_backend()
+    cache = backend.allocate(SHAPE, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32, device=CPU)
+    cache.memory[1:] = 1.0
+    query = torch.ones(len(batch.slot_mapping), 4, SHAPE.head_dim)
+    try:
+        out = ops.paged_attention(backend, query, cache, batch, scale=1.0)
+    except KernelArgumentError:
+        return "refused"
+    padding = (batch.seq_lens <= 0).repeat_interleave(batch.query_starts.diff())
+    want = torch.where(padding[:, None, None], 0.0, torch.ones_like(out))
+    return "computed" if torch.allclose(out, want) else f"wrong: {out}"
+
+
+def draw_whatever(logits: list[float], rule: list[float], top_k: int, position: int) -> int:
+    """The token."""
+    temperature, top_p, min_p = (torch.tensor([number]) for number in rule)
+    batch = SamplingBatch(
+        temperature=temperature, top_k=torch.tensor([top_k], dtype=torch.int32), top_p=top_p, min_p=min_p,
+        seeds=torch.tensor([5]), positions=torch.tensor([position]),
+    )  # fmt: skip
+    return int(make_backend().sample(torch.tensor([logits]), batch))
 
 
 def rope_outside_its_table() -> torch.Tensor:

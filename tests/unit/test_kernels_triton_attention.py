@@ -57,7 +57,9 @@ def test_matches_the_oracle_in_16_bits(interpreter: Interpreter, name: str, dtyp
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
-@pytest.mark.parametrize("name", ["decodes then chunks", "window, softcap and sinks", "V narrower than K"])
+@pytest.mark.parametrize(
+    "name", ["decodes then chunks", "window, softcap and sinks", "V narrower than K", "everything, blocks of 64"]
+)
 def test_fp8_memory_attends_over_what_it_holds(interpreter: Interpreter, name: str, dtype: torch.dtype) -> None:
     """Scales differ per head and are folded out of the loop; the oracle applies them to every stored value."""
     out, want = interpreter.run(work.attend_fp8, name, dtype, 0.03, 0.007)
