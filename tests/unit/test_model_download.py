@@ -224,6 +224,19 @@ async def test_an_unwell_hub_is_tried_a_bounded_number_of_times(tmp_path: Path) 
         assert max(naps.slept) <= 30
 
 
+@pytest.mark.parametrize("endpoint", ["nonsense", "hub.example.org", "ftp://hub.example.org", "", "https://"])
+def test_a_hub_that_is_no_address_is_refused_at_once(endpoint: str) -> None:
+    """It was tried six times."""
+    with pytest.raises(ModelError, match=r"HF_ENDPOINT: .* is no address"):
+        HubClient(endpoint)
+
+
+async def test_a_folder_that_cannot_be_written_is_told_before_the_hub_is_asked(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    with pytest.raises(DownloadError, match=r"cannot be written: .*check the volume"):
+        await download(LocalHub({}, url="http://127.0.0.1:1"), tmp_path / "file" / "models").run()
+
+
 async def test_nobody_there_is_said(tmp_path: Path) -> None:
     with pytest.raises(DownloadError, match="HF_ENDPOINT"):
         await download(LocalHub({}, url="http://127.0.0.1:1"), tmp_path).run()

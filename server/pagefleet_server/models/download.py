@@ -102,6 +102,7 @@ class Download:
                     f"{self._model.repo}@{self._model.revision} is not in {self._home} and HF_HUB_OFFLINE is set: "
                     "download it first, or unset HF_HUB_OFFLINE"
                 )
+            self._home.parent.mkdir(parents=True, exist_ok=True)  # before the hub's part, which may take long to fail
             commit, files = await self._list()
             self._ref.parent.mkdir(parents=True, exist_ok=True)
             path = await self._bring(commit, files)

@@ -2,6 +2,7 @@
 
 import asyncio
 import json
+import re
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
@@ -37,6 +38,10 @@ class HubClient:
     headers: Mapping[str, str] = field(default_factory=dict)
     """Among them the token's Authorization, which is not sent on to other hosts."""
     offline: bool = False
+
+    def __post_init__(self) -> None:
+        if not self.offline and not re.fullmatch(r"https?://[^\s/?#]+(/[^\s?#]*)?", self.endpoint):
+            raise ModelError(f"HF_ENDPOINT: {self.endpoint[:200]!r} is no address; write it as https://hub.example.org")
 
     @classmethod
     def from_environment(cls) -> "HubClient":
