@@ -107,7 +107,7 @@ def test_the_readme_has_the_ratios_that_were_measured() -> None:
 
 def test_what_the_readme_says_of_simulated_autoscalers_stands_in_a_table_of_theirs() -> None:
     (said,) = [row for row in (ROOT / "README.md").read_text().splitlines() if "autoscaling-comparison.md" in row]
-    pairs = re.findall(r"([\d.]+) %[^%]*? for ([\d.]+)", said)
+    pairs = re.findall(r"(\d+\.\d) %[^%]*? for (\d+\.\d)", said)
     rows = re.findall(r"^\|.*$", (DOCS / "autoscaling-comparison.md").read_text(), re.M)
     results = {(cells[1].removesuffix(" %"), cells[3]) for row in rows if len(cells := cells_of(row)) == 7}
     assert len(pairs) >= 2
