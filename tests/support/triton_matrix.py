@@ -59,13 +59,11 @@ def attention(capability: int, kind: str, dtype: torch.dtype, widths: tuple[int,
     made = plans.operands(head_dim=widths[0], v_head_dim=widths[1], dtype=dtype, **features)
     launch = plans.decode(device, made) if kind == "decode" else plans.prefill(device, made)
     shown = "".join(f" {name}" if name in EVERYTHING else f" {name}={value}" for name, value in features.items())
-    # Wide heads with every feature on: what one Triton fits, another spills by a few registers. Worst is fp8 on Hopper,
-    # where widening takes registers that wgmma holds.
-    hard = capability == 90 and kind == "prefill" and dtype == FP8 and max(widths) > 128
+    # The one exception: where widened fp8 takes registers that wgmma holds, what Triton 3.9 fits, 3.6 spills.
+    hard = capability == 90 and kind == "prefill" and dtype == FP8 and min(widths) > 128
+    old = triton.__version__.startswith("3.6.")
     name = f"{kind} {str(dtype)[6:]} {widths[0]}/{widths[1]}{shown}"
-    return Entry(
-        name, device, launch, dtype != torch.float32, spill_bytes_allowed=80 if hard else 16 if max(widths) > 128 else 0
-    )
+    return Entry(name, device, launch, dtype != torch.float32, spill_bytes_allowed=112 if hard and old else 0)
 
 
 def everything() -> Iterator[Entry]:

@@ -53,8 +53,10 @@ def decode_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int)
         tile, num_warps, num_stages = 16, 8, 1
     elif widest > 256:
         tile, num_warps, num_stages = 16, 8, 3
-    elif widest == 256 and (kv_bytes == 1 or device.shared_bytes < LARGE_SHARED_BYTES):
-        tile, num_warps, num_stages = 32, 8 if kv_bytes == 1 else 4, 2
+    elif widest == 256 and kv_bytes == 1:  # widened keys and values lie in registers
+        tile = 16
+    elif widest == 256 and device.shared_bytes < LARGE_SHARED_BYTES:
+        tile, num_stages = 32, 2
     return DecodeConfig(tile=tile, split=DECODE_SPLIT, max_splits=64, num_warps=num_warps, num_stages=num_stages)
 
 
@@ -69,10 +71,14 @@ def prefill_config(device: Device, head_dim: int, v_head_dim: int, kv_bytes: int
         rows, tile, num_stages = 32, 16, 1
     elif widest > 256:
         rows, tile, num_stages = 32, 32 if large else 16, 2
-    elif widest == 256 and narrowest <= 128 and large:
-        rows, tile, num_stages = 128, 64, 2
+    elif widest == 256 and large and (narrowest <= 128 or (kv_bytes == 1 and device.capability < 100)):
+        # Widened fp8 takes registers that wgmma holds: half the rows, on both of its warp groups.
+        rows, tile, num_stages = 128 if narrowest <= 128 else 64, 64, 2
+    elif widest == 256 and large:
+        rows, tile, num_stages = 128, 32, 2
     elif widest == 256:
-        rows, tile, num_stages = 128 if large else 64, 32, 2 if large or narrowest == 256 else 1
+        rows, tile = 64, 32
+        num_warps, num_stages = (8, 2) if narrowest == 256 else (4, 1)
     elif widest == 128 and not large:  # two programs per multiprocessor instead of one that spills
         rows, tile, num_warps = 64, 32, 4
     elif widest <= 64 and large and device.capability >= 100:
