@@ -24,15 +24,22 @@ class GenerationBlock(Extension):
         return parser.parse_statements(("name:endgeneration",), drop_needle=True)
 
 
+class Environment(ImmutableSandboxedEnvironment):
+    """Lets errors through as they are: Jinja's own way of showing the template in a traceback leaves a circle of frames
+    that would hold every message of the request."""
+
+    def handle_exception(self, source: str | None = None) -> NoReturn:
+        """Called where an error is being handled."""
+        raise
+
+
 class ChatTemplate:
     """One compiled template. Raises BadRequestError on construction when the source itself is broken."""
 
     def __init__(
         self, source: str, *, special_tokens: Mapping[str, str], now: Callable[[], datetime] = datetime.now
     ) -> None:
-        environment = ImmutableSandboxedEnvironment(
-            trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols]
-        )
+        environment = Environment(trim_blocks=True, lstrip_blocks=True, extensions=[GenerationBlock, loopcontrols])
         environment.filters["tojson"] = _to_json
         environment.globals["raise_exception"] = _raise_exception
         environment.globals["strftime_now"] = lambda form: now().strftime(form)

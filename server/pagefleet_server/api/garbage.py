@@ -2,10 +2,10 @@
 
 import gc
 
-MIDDLE_BEFORE_FULL = 100
+MIDDLE_BEFORE_FULL = 1000
 """Collections of the middle generation before a full one (the interpreter's own default is 10). A full one looks at
-some 170 objects of each open stream, 20 to 40 ms for 512 of them, and finds next to nothing: requests leave no cycles.
-So often it still comes once in some thousand requests, for what does."""
+some 170 objects of each open stream, 20 to 60 ms for 512 of them, and finds next to nothing: requests leave no cycles,
+refused ones neither (tests/integration/test_api_cycles.py). It still comes, for what does."""
 
 
 def spare_the_loop() -> None:

@@ -118,6 +118,14 @@ class Usage:
         } | ({"completion_tokens_details": guesses} if self.draft_tokens else {})
 
 
+async def end_all(tasks: "list[asyncio.Task[None]]") -> None:
+    """Cancel them and wait. The list is empty afterwards: cut off while they told of an error, they hold it."""
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+    tasks.clear()
+
+
 TOKENS_AT_ONCE = 64
 """Tokens that came while the consumer was busy are handed out so many at a time: with log-probabilities each may cost
 a tenth of a millisecond to write."""
@@ -212,13 +220,16 @@ class Generation:
             while num_open:
                 choice, arrived = await queue.get()
                 if isinstance(arrived, ApiError):
-                    raise arrived
+                    try:
+                        raise arrived
+                    finally:
+                        del arrived  # its traceback holds this frame; so with what is left in the queue
                 num_open -= arrived.finish_reason is not None
                 yield choice, arrived
         finally:
-            for task in tasks:
-                task.cancel()
-            await asyncio.gather(*tasks, return_exceptions=True)
+            await end_all(tasks)
+            while not queue.empty():
+                queue.get_nowait()
 
     def _submit(self, plans: Sequence[ChoicePlan]) -> None:
         """Choices of one prompt: the engine computes it once."""
@@ -318,3 +329,4 @@ class Generation:
         for choice in self.choices:
             if choice.last is None:
                 self._end(choice, self._reason)
+        self._expired = None  # its traceback holds a frame that holds this object

@@ -31,8 +31,8 @@ from pagefleet_server.settings import ServerSettings
 from pagefleet_server.wire import Ready
 
 STARTING_RETRY_SECONDS = 5
-HANDLED_AT_ONCE = 8
-"""Requests that are begun in one turn of the event loop; each takes up to a millisecond."""
+HANDLED_AT_ONCE = 2
+"""Requests that are begun in one turn of the event loop; each takes up to a millisecond, and a probe some turns."""
 MAX_WHOLE_BODIES = 64
 """So many bodies of the largest size may be read at once, or more smaller ones."""
 ELSEWHERE_RETRY_SECONDS = 1

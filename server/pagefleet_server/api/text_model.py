@@ -148,7 +148,12 @@ class TextModel:
         future = self._pool.submit(work)
         release = asyncio.get_running_loop().call_soon_threadsafe
         future.add_done_callback(lambda _: release(self._long_lane.release))  # when the thread is free, not the caller
-        return await asyncio.wrap_future(future)
+        try:
+            return await asyncio.wrap_future(future)
+        finally:
+            # It holds the error that is raised here, whose traceback holds this frame and with it the whole text: a
+            # circle that only a full collection finds, after thousands of refused texts.
+            del future
 
 
 def load_text_model(path: Path, pool: ThreadPoolExecutor, *, template: str | None = None) -> TextModel:
