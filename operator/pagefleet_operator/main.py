@@ -10,6 +10,7 @@ import sys
 import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib.metadata import version
 
 import kopf
 
@@ -50,6 +51,7 @@ def parse_arguments(argv: Sequence[str]) -> argparse.Namespace:
         epilog="Environment: KUBECONFIG (else the pod's service account); PAGEFLEET_SERVER_IMAGE, the image of servers "
         f"whose spec names none (default {ChildSettings().server_image}).",
     )
+    parser.add_argument("--version", action="version", version=version("pagefleet"))
     scope = parser.add_mutually_exclusive_group()
     scope.add_argument(
         "--namespace",

@@ -1,9 +1,14 @@
 """The layout's own rules: what must never be in the tree."""
 
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
-ROOMS = ("operator", "server", "kernels", "localcluster", "simulator")
+ROOMS = ("operator", "server", "kernels", "localcluster", "simulator", "plugin")
 
 
 def test_room_folders_hold_no_python_of_their_own() -> None:
@@ -30,3 +35,13 @@ def test_product_files_stay_under_400_lines() -> None:
         if (lines := len(path.read_text().splitlines())) > 400
     }
     assert too_long == {}
+
+
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+
+
+@pytest.mark.parametrize("command", sorted(PROJECT["scripts"]))
+def test_every_command_says_its_version(command: str) -> None:
+    started = [str(Path(sys.executable).with_name(command)), "--version"]
+    done = subprocess.run(started, capture_output=True, text=True, timeout=60, check=True)
+    assert done.stdout.split()[-1] == PROJECT["version"]
