@@ -11,9 +11,9 @@ class ExitCode(IntEnum):
     USAGE = 2
     """Arguments or settings are not valid."""
     BAD_MODEL = 3
-    """The model is not there, cannot be read or is not supported; trying again will not help."""
+    """The model is not there, cannot be read, is not supported or does not fit; trying again will not help."""
     START_FAILED = 4
-    """Anything else on the way to ready, such as too little memory."""
+    """Anything else on the way to ready."""
     STEP_FAILED = 5
     """An exception in a step; the KV cache cannot be trusted any more."""
     API_GONE = 6
