@@ -50,7 +50,7 @@ class ChatTemplate:
             """Whether it shows tools to the model."""
         except TemplateError as error:
             line = f", line {error.lineno}" if isinstance(error, TemplateSyntaxError) else ""
-            raise BadRequestError(f"the chat template cannot be used: {error}{line}") from error
+            raise BadRequestError(f"the chat template cannot be used: {error.message}{line}") from error
 
     def render(
         self,
