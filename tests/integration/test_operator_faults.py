@@ -21,7 +21,7 @@ from support.operator_objects import metrics_text
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 QUICK = {"scaleDown": {"stabilizationWindowSeconds": 1}}
 FULL = {"used": 100, "waiting_blocks": 60, "running": 5, "waiting": 3}
-LEASE = ("--lease-seconds", "3")
+LEASE = ("--lease-seconds", "5")
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -29,6 +29,13 @@ async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ope
     folder = tmp_path_factory.mktemp("faults")
     async with operator_cluster(folder, *LEASE, "--listen", "127.0.0.1:0") as running:
         yield running
+
+
+@pytest_asyncio.fixture(autouse=True, loop_scope="module")
+async def started(cluster: OperatorCluster) -> None:
+    """An operator that ended, its lease lost on a busy machine, is started again, as a Deployment does."""
+    if cluster.operator.process is not None and cluster.operator.process.returncode is not None:
+        await cluster.operator.start()
 
 
 def text(body: str) -> Callable[[web.Request], Awaitable[web.StreamResponse]]:
