@@ -1,6 +1,7 @@
 """What tests send to the interpreting process: plain arguments in, tensors out."""
 
 from dataclasses import dataclass, replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -322,7 +323,8 @@ def opcheck(name: str) -> dict[str, str]:
     cache = make_backend().allocate(KVShape(2, 16, 16), num_blocks=3, block_size=16, dtype=torch.float32, device=CPU)
     rows, slots = torch.randn(2, 2, 16), torch.tensor([17, 40])
     geometry = (16, 2, 16, 16, None, None)
-    wide, weight = torch.randn(2, 32), torch.ones(32)
+    wide, weight, ones = torch.randn(2, 32), torch.ones(32), torch.ones(2)
+    int32 = partial(torch.tensor, dtype=torch.int32)
     turning = (slots, torch.tensor([0, 1]), torch.randn(4, 16), False, None, None, 1e-6)
     arguments: dict[str, tuple[Any, ...]] = {
         "write_kv": (cache.memory, *geometry, rows, rows, slots),
@@ -331,7 +333,12 @@ def opcheck(name: str) -> dict[str, str]:
         "rms_norm": (wide, weight, 1e-6, 0.0),
         "add_rms_norm": (wide, torch.randn(2, 32), weight, 1e-6, 0.0),
         "silu_mul": (wide,),
-    }
+        "paged_attention": (
+            torch.randn(2, 4, 16), cache.memory, *geometry, int32([0, 1, 2]), int32([3, 2]), int32([[1], [2]]), None,
+            2, 1, 16, 0.25, 0, 0.0,
+        ),
+        "sample": (wide, ones, int32([0, 5]), ones, torch.zeros(2), torch.arange(2), torch.arange(2), *[None] * 5),
+    }  # fmt: skip
     make_backend()
     op = getattr(torch.ops.pagefleet, name).default
     tests = ("test_schema", "test_faketensor", "test_autograd_registration")

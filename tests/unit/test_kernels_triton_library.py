@@ -39,7 +39,10 @@ def test_a_step_compiles_into_one_graph(interpreter: Interpreter) -> None:
     torch.testing.assert_close(eager, compiled, rtol=1e-6, atol=1e-6)
 
 
-@pytest.mark.parametrize("op", ["write_kv", "rope_write_kv", "copy_blocks", "rms_norm", "add_rms_norm", "silu_mul"])
+OPS = ["paged_attention", "write_kv", "rope_write_kv", "copy_blocks", "rms_norm", "add_rms_norm", "silu_mul", "sample"]
+
+
+@pytest.mark.parametrize("op", OPS)
 def test_registrations_tell_the_truth(interpreter: Interpreter, op: str) -> None:
     """torch's own checks: what a schema says is mutated and aliased, shapes from fake tensors."""
     results = interpreter.run(work.opcheck, op)
