@@ -181,7 +181,7 @@ async def measure(options: argparse.Namespace) -> None:
         "--max-num-seqs": options.streams,
         "--max-num-batched-tokens": max(512, options.streams),
         "--num-kv-blocks": max(64 * options.streams, options.bytes // 24),  # a text may be refused by its tokens only
-        "--max-queue": 64,
+        "--max-queue": 2 * options.streams,  # all streams end in one step and come again
         "--max-body": 2 * options.bytes,
     }
     words = [str(word) for flag in flags.items() for word in flag]
@@ -210,7 +210,8 @@ async def run(talk: Talk, load_number: int, options: argparse.Namespace) -> list
         ended = await asyncio.to_thread(subprocess.run, command, capture_output=True, text=True, check=True)
         assert load.returncode is None, "the load has ended by itself"
     finally:
-        load.kill()
+        with contextlib.suppress(ProcessLookupError):
+            load.kill()
         await load.wait()
     return [Probe(**probe) for probe in json.loads(ended.stdout)]
 
