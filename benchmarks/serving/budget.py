@@ -1,23 +1,29 @@
-"""What a step of A, B and D is made of, in milliseconds, against what the machine itself can do.
+"""What a step of A, B and D is made of, in milliseconds, against what the machine itself can do; or steps of several
+ways to compute them, side by side.
 
     python -m benchmarks.serving.budget [--threads N] [--rounds N] [--json FILE] [--write docs/performance.md]
+    python -m benchmarks.serving.budget --variants [NAME...] [--model PATH] [--dtype bfloat16] [--cpu-time]
 
 floor: the weights read once at the measured bandwidth (decode), or the products at the measured rate (prefill).
 linears, attention: the backend's own kernels on the model's shapes, layer after layer with their own weights, so that
 they come from memory as in a step. step: the runner's whole step. The rest of it is norms, rotation, sampling and
 Python, less what a step saves by keeping its threads awake from op to op: it may be negative. Each is the median of
 rounds in turn. What a served step takes beyond that is scheduler, messages, HTTP and client.
+
+Variants: whole steps, the best of rounds in turn, so that a busy machine hits all alike; only their ratios mean
+something on another day.
 """
 
 import argparse
 import json
+import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 
-from benchmarks.serving.floors import SMOLLM2, machine_rates, medians, step_seconds
+from benchmarks.serving.floors import SMOLLM2, machine_rates, medians, step_seconds, times
 from benchmarks.serving.machine import CoreMeter, facts
 from benchmarks.serving.paths import quantised_gguf
 from benchmarks.serving.report import between_marks
@@ -56,6 +62,26 @@ WORKS = (
     Work("B: 512 tokens of a prompt, from 0", 1, 512, 0),
     Work("B: 488 tokens of a prompt, from 512", 1, 488, 512),
 )
+
+
+STEPS = (
+    Work("1 sequence decodes", 1, 1, 100),
+    Work("4 sequences decode", 4, 1, 100),
+    Work("8 sequences decode", 8, 1, 100),
+    Work("16 sequences decode", 16, 1, 100),
+    Work("32 sequences decode", 32, 1, 100),
+    Work("64 sequences decode", 64, 1, 100),
+    Work("64 tokens of a prompt", 1, 64, 0),
+    Work("128 tokens of a prompt", 1, 128, 0),
+    Work("512 tokens of a prompt", 1, 512, 0),
+)
+VARIANTS: dict[str, dict[str, str]] = {
+    "plain torch": {"executor": "transformers", "attention_backend": "reference"},
+    "transformers path": {"executor": "transformers"},
+    "fused decoder": {"executor": "fused"},
+    "own scales": {"executor": "fused", "quantization": "gguf"},
+}
+"""Column -> settings of the model."""
 
 
 def linears(rows: int, logit_rows: int) -> Run:
@@ -138,6 +164,36 @@ def whole_step(runner: Runner, work: Work) -> Run:
     return lambda: runner.execute(step)
 
 
+def make_runner(options: argparse.Namespace, **of_model: str) -> Runner:
+    """Loaded, with room for the largest of STEPS."""
+    model = replace(
+        ModelSettings(model=options.model or str(quantised_gguf()), dtype=options.dtype, device="cpu"),
+        threads=options.threads,
+        **of_model,
+    )
+    settings = EngineSettings(
+        model=model,
+        cache=CacheSettings(num_kv_blocks=512, block_size=BLOCK_SIZE),
+        scheduler=SchedulerSettings(max_num_seqs=64, max_num_batched_tokens=512),
+    )
+    return build_runner(settings, lambda *_, **__: None)
+
+
+def compare(options: argparse.Namespace) -> dict[str, dict[str, float]]:
+    """Print the variants' steps; milliseconds by step and variant."""
+    names = options.variants or list(VARIANTS)[:3]
+    runners = {name: make_runner(options, **VARIANTS[name]) for name in names}
+    clock = time.thread_time if options.cpu_time else time.perf_counter
+    print("| step, ms | " + " | ".join(names) + " | first / last |\n|" + "---|" * (len(names) + 2))
+    table = {}
+    for work in STEPS:
+        taken = times({name: whole_step(runner, work) for name, runner in runners.items()}, options.rounds, clock)
+        table[work.name] = best = {name: min(values) for name, values in taken.items()}
+        cells = " | ".join(f"{best[name]:.2f}" for name in names)
+        print(f"| {work.name} | {cells} | {best[names[0]] / best[names[-1]]:.2f} |", flush=True)
+    return table
+
+
 def main() -> None:
     """Print the table; --json writes it too."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -145,15 +201,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=30)
     parser.add_argument("--json", type=Path)
     parser.add_argument("--write", type=Path, metavar="PAGE", help="the table into that page, between its marks")
+    parser.add_argument("--variants", nargs="*", choices=VARIANTS, help="compare these (default: all but the last)")
+    parser.add_argument("--model", help="of the variants: directory or .gguf file; default: SmolLM2-135M's")
+    parser.add_argument("--dtype", default="bfloat16", help="of the variants")
+    parser.add_argument("--cpu-time", action="store_true", help="of this thread: for --threads 1 on a busy machine")
     options = parser.parse_args()
     torch.set_num_threads(options.threads)
-    settings = EngineSettings(
-        model=ModelSettings(model=str(quantised_gguf()), dtype="bfloat16", device="cpu", threads=options.threads),
-        cache=CacheSettings(num_kv_blocks=256, block_size=BLOCK_SIZE),
-        scheduler=SchedulerSettings(max_num_seqs=16, max_num_batched_tokens=512),
-    )
     meter = CoreMeter(0)
-    runner = build_runner(settings, lambda *_, **__: None)
+    if options.variants is not None:
+        print(" · ".join(f"{key} {value}" for key, value in facts().items()) + f" · {options.threads} threads\n")
+        steps = compare(options)
+        others = max(0.0, meter.read()[0])
+        print(f"\nOthers took {others:.2f} cores in the mean.")
+        if options.json:
+            found_facts = facts() | {"threads": options.threads, "cpu_time": options.cpu_time, "dtype": options.dtype}
+            options.json.write_text(json.dumps(found_facts | {"other_cores": others, "ms": steps}, indent=1) + "\n")
+        return
+    runner = make_runner(options)
     rates = machine_rates(options.rounds)
     bandwidth, rate = rates.bytes_per_s / 1e9, rates.flops_per_s / 1e9
     lines = [" · ".join(f"{key} {value}" for key, value in facts().items()) + f" · {options.threads} threads"]

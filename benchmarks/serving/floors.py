@@ -49,17 +49,20 @@ class Rates:
 
 def medians(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, float]:
     """Milliseconds of each, in turn, after one round that warms up."""
-    return {name: statistics.median(values) for name, values in _times(runs, rounds).items()}
+    return {name: statistics.median(values) for name, values in times(runs, rounds).items()}
 
 
-def _times(runs: dict[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    times: dict[str, list[float]] = {name: [] for name in runs}
+def times(
+    runs: dict[str, Callable[[], object]], rounds: int, clock: Callable[[], float] = time.perf_counter
+) -> dict[str, list[float]]:
+    """Milliseconds of each round, likewise."""
+    found: dict[str, list[float]] = {name: [] for name in runs}
     for _ in range(rounds + 1):
         for name, run in runs.items():
-            began = time.perf_counter()
+            began = clock()
             run()
-            times[name].append((time.perf_counter() - began) * 1e3)
-    return {name: values[1:] for name, values in times.items()}
+            found[name].append((clock() - began) * 1e3)
+    return {name: values[1:] for name, values in found.items()}
 
 
 def machine_rates(rounds: int) -> Rates:
@@ -67,8 +70,8 @@ def machine_rates(rounds: int) -> Rates:
     data = torch.ones(1 << 26, dtype=torch.int64)
     left, right = torch.randn(1024, 1024).bfloat16(), torch.randn(1024, 1024).bfloat16()
     with torch.inference_mode():
-        times = _times({"read": data.sum, "product": lambda: [left @ right for _ in range(8)]}, rounds)
-    found = {name: min(values) for name, values in times.items()}
+        taken = times({"read": data.sum, "product": lambda: [left @ right for _ in range(8)]}, rounds)
+    found = {name: min(values) for name, values in taken.items()}
     return Rates(data.nbytes / found["read"] * 1e3, 8 * 2 * 1024**3 / found["product"] * 1e3)
 
 
