@@ -114,19 +114,23 @@ inline void linear_rows(const LinearCall& call, const uint32_t* panel, int first
                         int64_t read) {
     constexpr int kLinesAWord = kPanel / kLanes;
     constexpr int64_t kWordBytes = kPanel * 4;
+    constexpr int64_t kNearPanel = 512 << 10;  // bytes that stay in the second level
     constexpr int64_t kNear = 8192;  // bytes: what a single group of rows reads itself before a prefetch could come
     alignas(64) float totals[kRowChunk * kPanel];
     const int groups = (last_row - first_row + kMaxRows - 1) / kMaxRows;
     const int k_words = call.in_features / Element<T>::per_word;
     Pace pace{read < 0 ? nullptr : &Ahead::own(), std::max(1, groups / kLinesAWord),
               (kLinesAWord + groups - 1) / std::max(1, groups)};
+    // Many rows hide the second level's latency, and are quicker with a few of them at a time through a whole panel.
+    const bool whole = last_row - first_row > kRowChunk && k_words * kWordBytes <= kNearPanel;
+    const int span = whole ? k_words : kChunkWords;
     for (int block = first_row; block < last_row; block += kRowChunk) {
         const int block_end = std::min(last_row, block + kRowChunk);
-        for (int begin = 0; begin < k_words; begin += kChunkWords) {
-            const int end = std::min(begin + kChunkWords, k_words);
+        for (int begin = 0; begin < k_words; begin += span) {
+            const int end = std::min(begin + span, k_words);
             if (pace.ahead != nullptr && block == first_row) {
-                const int64_t here = read + begin * kWordBytes;
-                pace.ahead->reading(here, groups > 1 ? read + end * kWordBytes : here + kNear);
+                const int64_t here = read + begin * kWordBytes, there = read + end * kWordBytes;
+                pace.ahead->reading(whole ? there : here, groups > 1 ? there : here + kNear);
             }
             for (int row = block; row < block_end; row += kMaxRows) {
                 const int count = std::min(kMaxRows, block_end - row);
@@ -134,19 +138,22 @@ inline void linear_rows(const LinearCall& call, const uint32_t* panel, int first
                 for (int r = 0; r < count; ++r)
                     x[r] = reinterpret_cast<const char*>(static_cast<const T*>(call.x) + (row + r) * call.x_row_stride);
                 float* sums = totals + static_cast<size_t>(row - block) * kPanel;
-                switch (count) {
+                for (int at = begin; at < end; at += kChunkWords) {
+                    const int stop = std::min(at + kChunkWords, end);
+                    switch (count) {
 #if defined(__AVX512F__)
-                    case 6: linear_chunk<T, 6>(x, panel, begin, end, sums, pace); break;
-                    case 5: linear_chunk<T, 5>(x, panel, begin, end, sums, pace); break;
+                        case 6: linear_chunk<T, 6>(x, panel, at, stop, sums, pace); break;
+                        case 5: linear_chunk<T, 5>(x, panel, at, stop, sums, pace); break;
 #endif
-                    case 4: linear_chunk<T, 4>(x, panel, begin, end, sums, pace); break;
-                    case 3: linear_chunk<T, 3>(x, panel, begin, end, sums, pace); break;
-                    case 2: linear_chunk<T, 2>(x, panel, begin, end, sums, pace); break;
-                    default: linear_chunk<T, 1>(x, panel, begin, end, sums, pace);
+                        case 4: linear_chunk<T, 4>(x, panel, at, stop, sums, pace); break;
+                        case 3: linear_chunk<T, 3>(x, panel, at, stop, sums, pace); break;
+                        case 2: linear_chunk<T, 2>(x, panel, at, stop, sums, pace); break;
+                        default: linear_chunk<T, 1>(x, panel, at, stop, sums, pace);
+                    }
                 }
+                if (end == k_words) write_rows<T>(call, sums, row, row + count, column);
             }
         }
-        write_rows<T>(call, totals, block, block_end, column);
     }
 }
 
