@@ -1,5 +1,6 @@
 """Which tokens a grammar allows: followed along a history, rebuilt after it was dropped, bounded when it goes wrong."""
 
+import threading
 import time
 
 import numpy as np
@@ -92,3 +93,22 @@ def test_the_tokenizer_is_made_in_the_background_or_when_it_is_needed(delay_seco
         smollm2_gguf(), vocab_size=VOCAB_SIZE, eos_token_ids=(END,), delay_seconds=delay_seconds
     )
     assert allowed_texts(grammars, make_request(YES_OR_NO, "n")) == {"o"}
+
+
+def test_the_tokenizer_is_made_ahead_only_while_no_step_runs() -> None:
+    slept: list[float] = []
+    begun = threading.Event()
+
+    def sleep(seconds: float) -> None:
+        begun.wait(30)
+        slept.append(seconds)
+        grammars.num_steps += len(slept) <= 3  # a step ran meanwhile
+
+    before = set(threading.enumerate())
+    grammars = load_in_background(
+        smollm2_gguf(), vocab_size=VOCAB_SIZE, eos_token_ids=(END,), delay_seconds=5.0, sleep=sleep
+    )
+    (thread,) = set(threading.enumerate()) - before
+    begun.set()
+    thread.join(30)
+    assert not thread.is_alive() and slept == [5.0] * 4

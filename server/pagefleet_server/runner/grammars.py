@@ -7,6 +7,7 @@ preempted, is rebuilt from the history.
 import contextlib
 import logging
 import threading
+import time
 from collections import OrderedDict
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -44,6 +45,8 @@ class Grammars:
         self._eos = list(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._states: OrderedDict[str, _State] = OrderedDict()
+        self.num_steps = 0
+        """Steps of the engine so far, with a grammar or without; whoever runs them counts."""
 
     def allowed(self, request: ScheduledRequest) -> Mask:
         """For the token that this step draws. request.sampling.grammar and request.history are given."""
@@ -82,10 +85,16 @@ class Grammars:
 
 
 def load_in_background(
-    path: Path, *, vocab_size: int, eos_token_ids: tuple[int, ...], delay_seconds: float
+    path: Path,
+    *,
+    vocab_size: int,
+    eos_token_ids: tuple[int, ...],
+    delay_seconds: float,
+    sleep: Callable[[float], None] = time.sleep,
 ) -> Grammars:
-    """Grammars whose tokenizer is made in a thread after a while, or for the first grammar if that comes before. Making
-    it (half a second) holds the interpreter: not while a start is under way, nor in its first answer.
+    """Grammars whose tokenizer is made in a thread, or for the first grammar if that comes before. Making it (half a
+    second with a large vocabulary) holds the interpreter, and every stream with it: the thread waits until no step
+    has run for `delay_seconds`, however long that takes.
 
     A model without a tokenizer fails at the first grammar, with ModelError: its API process would not have started."""
     lock = threading.Lock()
@@ -97,14 +106,18 @@ def load_in_background(
                 made.append(make_tokenizer(path, vocab_size, eos_token_ids))
             return made[0]
 
+    grammars = Grammars(load, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+
     def load_ahead() -> None:
+        seen = -1
+        while seen != grammars.num_steps and not made:
+            seen = grammars.num_steps
+            sleep(delay_seconds)
         with contextlib.suppress(ModelError):  # told to whoever needs it
             load()
 
-    timer = threading.Timer(delay_seconds, load_ahead)
-    timer.daemon = True
-    timer.start()
-    return Grammars(load, vocab_size=vocab_size, eos_token_ids=eos_token_ids)
+    threading.Thread(target=load_ahead, name="grammar-tokenizer", daemon=True).start()
+    return grammars
 
 
 def make_tokenizer(path: Path, vocab_size: int, eos_token_ids: tuple[int, ...]) -> LLTokenizer:

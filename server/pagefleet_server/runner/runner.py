@@ -42,7 +42,7 @@ _HOST = torch.device("cpu")
 RANK_LOST = 5
 """Exit code when another rank ended: as for a step that failed, see docs/engine.md."""
 GRAMMARS_AFTER_SECONDS = 5.0
-"""The tokenizer of grammars is made so long after the KV cache, when the start is over."""
+"""The tokenizer of grammars is made when no step has run for so long: not during the start, nor between tokens."""
 LOAD_TOLD_SECONDS = 2.0
 """Between two lines about a long load."""
 
@@ -109,6 +109,8 @@ class Runner:
         """Compute a step. Requests whose logits are NaN or infinite fail alone. Raises KernelArgumentError for a broken
         batch."""
         checked = self._prepare(step)
+        if self.grammars is not None:
+            self.grammars.num_steps += 1
         if self.group is not None:
             self.group.send(step, fresh=self.fresh)
         self._copy_blocks(step)
