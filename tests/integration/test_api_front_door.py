@@ -167,8 +167,8 @@ async def test_malformed_requests_are_answered_and_told_in_one_line_each(tmp_pat
         "no request": (b"nonsense \x1b[31m\r\n\r\n", b"400"),
         "a long header": (b"GET /livez HTTP/1.1\r\nX-Long: " + b"x" * 100_000 + b"\r\n\r\n", b"400"),
         "a bad chunk": (post + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
-        "a body that does not unpack": (post + packed + b"10\r\n\r\n\xffnot packe", b"400"),
-        "more of it than is read": (post + packed + b"100000\r\n\r\n\xffnot packe" + b"x" * 60_000, b"400"),
+        "a packed body": (post + b"Connection: close\r\n" + packed + b"10\r\n\r\n\xffnot packe", b"415"),
+        "more of it than is read": (post + packed + b"100000\r\n\r\n\xffnot packe" + b"x" * 60_000, b"415"),
         "a body of 10**18 bytes": (post + b"Content-Length: 1000000000000000000\r\n\r\nabc", b"413"),
     }
     async with memory_server(tmp_path, "fine", "--read-timeout", "60") as talk:
@@ -178,15 +178,16 @@ async def test_malformed_requests_are_answered_and_told_in_one_line_each(tmp_pat
             received = await asyncio.wait_for(reader.read(), 20)  # and the end, without a reset
             head, _, _ = received.partition(b"\r\n\r\n")
             assert head.split()[1] == want, case
-            assert head.startswith(b"HTTP/1.0") or b"Connection: close" in head, case
+            if case != "more of it than is read":  # refused unread; closed as what is announced does not come
+                assert head.startswith(b"HTTP/1.0") or b"Connection: close" in head, case
             await cut(writer)
         bomb = gzip.compress(b" " * 50_000_000)
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
         async with talk.session.post("/v1/completions", data=bomb, headers=headers) as response:
-            assert response.status == 413
+            assert response.status == 415
         assert (await talk.complete("a", max_tokens=1))["usage"]["completion_tokens"] == 1
         assert "Traceback" not in talk.server.log and "\x1b" not in talk.server.log
-        assert 3 <= talk.server.log.count("pagefleet.http") <= len(attacks)
+        assert 2 <= talk.server.log.count("pagefleet.http") <= len(attacks)
 
 
 async def test_a_response_tells_the_load_when_asked(tmp_path: Path) -> None:
