@@ -112,7 +112,7 @@ ATTACKS = [
     b'{"prompt": "\\ud800"}',
     b'{"prompt": "a", "temperature": 1e999}',
     b'{"prompt": "a", "max_tokens": 1' + b"0" * 5000 + b"}",
-    b'{"prompt": "a", "stop": [' + b'"a",' * 10_000 + b'"a"]}',
+    b'{"prompt": "a", "stop": [' + b'"a",' * 100_000 + b'"a"]}',
     b'{"prompt": ' + b"[[1]," * 5000 + b"[1]" + b"]" * 5000 + b"}",
     b'{"messages": [' + b'{"role":"user","content":"a"},' * 2000 + b'{"role":"user","content":"a"}]}',
     b'{"prompt": "a", "response_format": {"type": "json_schema", "json_schema": {"$ref": "#"}}}',
