@@ -47,7 +47,8 @@ def judge(slo: Slo, fleet: Fleet, history: History, *, is_saturated: bool, now: 
         return Verdict(kept, met=True, reason="ObjectiveMet", ratio=ratio)
     if not is_saturated:
         return Verdict(None, met=False, reason="ObjectiveNotCapacityBound", ratio=ratio)
-    wanted = math.ceil(len(fleet.sampled) * min(ratio, MAX_STEP))
+    # What waits makes full replicas late out of all proportion to what they lack: the root of the ratio, not the ratio.
+    wanted = math.ceil(len(fleet.sampled) * min(math.sqrt(ratio), MAX_STEP))
     return Verdict(max(wanted, fleet.replicas), met=False, reason="ObjectiveMissed", ratio=ratio)
 
 

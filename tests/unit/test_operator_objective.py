@@ -154,7 +154,7 @@ class TestObjective:
 
     def test_missed_and_full_asks_for_more(self) -> None:
         decision = decide(self.spec, slow(MISSED, QUEUEING, QUEUEING, replicas=2), History(), 0.0)
-        assert (decision.replicas, decision.reason) == (4, "Objective")
+        assert (decision.replicas, decision.reason) == (3, "Objective")
         assert decision.inputs.objective is not None
         assert decision.inputs.objective.met is False
 
@@ -188,7 +188,15 @@ class TestObjective:
         assert frozen.replicas == 2
         assert frozen.inputs.objective is not None
         assert frozen.inputs.objective.reason == "Settling"
-        assert decide(self.spec, settled, frozen.history, 61.0).replicas == 4
+        assert decide(self.spec, settled, frozen.history, 61.0).replicas == 3
+
+    @pytest.mark.parametrize(("target_ms", "wanted"), [(900, 10), (850, 11), (610, 13), (400, 16), (100, 20)])
+    def test_it_grows_by_the_root_of_what_is_missed(self, target_ms: int, wanted: int) -> None:
+        """0.975 s were seen; ten full replicas."""
+        spec = autoscaling(maximum=100, slo=Slo(time_to_first_token_ms=target_ms))
+        full = sample(used=0, running=4, waiting=2, oldest=2.0)
+        decision = decide(spec, slow(MISSED, *[full] * 10, replicas=10), History(), 0.0)
+        assert decision.recommended == wanted
 
     @settings(deadline=None)
     @given(st.lists(st.integers(0, 200), min_size=4, max_size=4), st.integers(1, 8))
