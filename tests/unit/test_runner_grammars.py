@@ -102,10 +102,10 @@ def test_the_tokenizer_is_made_ahead_only_while_no_step_runs() -> None:
     def sleep(seconds: float) -> None:
         begun.wait(30)
         slept.append(seconds)
-        grammars.num_steps += len(slept) <= 3  # a step ran meanwhile
+        ahead.num_steps += len(slept) <= 3  # a step ran meanwhile
 
     before = set(threading.enumerate())
-    grammars = load_in_background(
+    ahead = load_in_background(
         smollm2_gguf(), vocab_size=VOCAB_SIZE, eos_token_ids=(END,), delay_seconds=5.0, sleep=sleep
     )
     (thread,) = set(threading.enumerate()) - before
