@@ -89,7 +89,7 @@ def _restore_standing(status: Mapping[str, Any]) -> Standing:
         int(item.get("replicas", 0)): int(item.get("permille", 0)) for item in status.get("late", ())
     }
     shadows = [
-        Shadow(count, late[count] / 1000 * seen) for count in sorted(late) if count > 0 and 0 <= late[count] <= 1000
+        Shadow(count, late[count] / 1000 * seen) for count in sorted(late) if count >= 0 and 0 <= late[count] <= 1000
     ]
     quiet = max(0, int(status.get("longestQuietMinutes", 0))) * 60 / STEP_SECONDS
     return Standing(replicas=replicas, seen=seen, shadows=tuple(shadows), longest_quiet=quiet)

@@ -6,7 +6,8 @@ may be late. So the past is replayed while it happens: for each count that could
 demand. It never has fewer replicas than that count; it orders what the demand asks for, has it one start-up time later,
 and gives it back after the scale-down window. Demand beyond what it has is its backlog, and demand that comes while the
 backlog is longer than the objective allows is late. The smallest count whose shadow kept the objective is what must
-stand ready.
+stand ready. Shadows carry a part of what replicas carry, because the next burst may be higher than the last; but where
+the fleet as it is (count 0) kept the objective, nothing needs to stand ready: a day's curve is no jump.
 
 Load that is steady, or that rises no faster than replicas start, needs nothing beyond the minimum. A burst that came
 before is met by what it needed then: the slower the start-up, the more of it. What was seen long ago is forgotten, and
@@ -48,6 +49,7 @@ class Shadow:
     """A fleet that never has fewer than so many replicas."""
 
     replicas: int
+    """0: none stand ready, and a replica carries its whole target."""
     late: float = 0.0
     """Demand that came too late; replicas times steps, old ones less."""
     backlog: float = 0.0
@@ -64,18 +66,18 @@ class Standing:
     """All demand; replicas times steps, old ones less."""
     shadows: tuple[Shadow, ...] = ()
     """By count, ascending."""
-    orders: tuple[int, ...] = ()
-    """Replicas that the demand of each step asked for, oldest first."""
+    orders: tuple[float, ...] = ()
+    """Demand of each step when what it orders would be ready, in replicas, oldest first."""
     quiet: float = 0.0
-    """Steps since demand was last late with nothing standing ready, or since the beginning."""
+    """Steps since demand was last late in shadow 0, or since the beginning."""
     longest_quiet: float = 0.0
     """The most that this had come to when demand was late again; old ones less."""
     step_start: float | None = None
     step_sum: float = 0.0
     """Demand of the rounds of the step that runs."""
     step_rounds: int = 0
-    step_order: int = 0
-    """The most that a round of it asked for."""
+    step_order: float = 0.0
+    """The most that a round of it expected."""
 
     def observed(
         self,
@@ -95,23 +97,22 @@ class Standing:
         replicas are kept after they were needed. `late_seconds`: what waits longer is late. `allowed`: the part of the
         demand that may be late, 0..1. `most`: replicas that there can be.
         """
-        demand, order = demand / CARRIED, math.ceil(coming / CARRIED)
         if self.step_start is None or not 0 <= now - self.step_start < MAX_SILENT_SECONDS:
             calm = tuple(replace(shadow, backlog=0.0) for shadow in self.shadows)
-            return replace(self, shadows=calm, orders=()).begun(demand, order, now)
+            return replace(self, shadows=calm, orders=()).begun(demand, coming, now)
         if now - self.step_start < STEP_SECONDS:
             return replace(
                 self,
                 step_sum=self.step_sum + demand,
                 step_rounds=self.step_rounds + 1,
-                step_order=max(self.step_order, order),
+                step_order=max(self.step_order, coming),
             )
         closed = self._closed(self.step_sum / self.step_rounds, start_seconds, window_seconds, late_seconds, most)
-        return replace(closed, replicas=closed.needed(allowed)).begun(demand, order, now)
+        return replace(closed, replicas=closed.needed(allowed)).begun(demand, coming, now)
 
-    def begun(self, demand: float, order: int, now: float) -> "Standing":
+    def begun(self, demand: float, coming: float, now: float) -> "Standing":
         """A new step with its first round."""
-        return replace(self, step_start=now, step_sum=demand, step_rounds=1, step_order=order)
+        return replace(self, step_start=now, step_sum=demand, step_rounds=1, step_order=coming)
 
     def _closed(
         self, demand: float, start_seconds: float, window_seconds: float, late_seconds: float, most: int
@@ -121,17 +122,18 @@ class Standing:
         orders = (*self.orders, self.step_order)[-min(MAX_STEPS, start + window + 1) :]
         if len(orders) <= start:  # what was ordered before is not known: nothing can be said of being in time
             return replace(self, orders=orders)
-        ready = min(most, ordered_in_time(orders, start, window))
+        ready = ordered_in_time(orders, start, window)
         kept = 0.5 ** (STEP_SECONDS / HALF_LIFE_SECONDS)
         known = {shadow.replicas: shadow for shadow in self.shadows}
         shadows, jumped = [], False
-        for count in _counts(most):
+        for count in (0, *_counts(most)):
+            carried = 1.0 if count == 0 else CARRIED
+            has = max(1, count, min(most, math.ceil(ready / carried)))
             shadow = known.get(count, Shadow(count))
-            has = max(count, ready)
-            backlog = max(0.0, shadow.backlog + demand - has)
+            backlog = max(0.0, shadow.backlog + demand / carried - has)
             is_late = backlog * STEP_SECONDS > late_seconds * has
             shadows.append(Shadow(count, kept * shadow.late + (demand if is_late else 0.0), backlog))
-            jumped = jumped or is_late  # the smallest is late whenever another one is
+            jumped = jumped or (is_late and count == 0)
         return replace(
             self,
             seen=kept * self.seen + demand,
@@ -153,14 +155,15 @@ class Standing:
         limit = ALLOWED_PART * allowed * (self.seen + PRIOR_SEEN)
         hopeless = self.shadows[-1].late if self.shadows else 0.0
         for shadow in self.shadows:
-            part = LOWER_PART if shadow.replicas < self.replicas else 1.0
+            count = max(1, shadow.replicas)
+            part = LOWER_PART if count < self.replicas else 1.0
             if shadow.late <= max(part * limit, hopeless):
-                return shadow.replicas
+                return count
         return 1
 
 
-def ordered_in_time(orders: Sequence[int], start: int, window: int) -> int:
-    """Replicas that a fleet without a standing count has ready at the last of more than `start` steps.
+def ordered_in_time(orders: Sequence[float], start: int, window: int) -> float:
+    """Replicas, not rounded up, that a fleet without a standing count has ready at the last of more than `start` steps.
 
     Those that it wanted all through the last `start` steps, each for `window` steps after it was last asked for.
     """

@@ -373,15 +373,19 @@ def test_measured_start_up_times_survive_a_restart() -> None:
 
 
 def test_what_must_stand_ready_survives_a_restart() -> None:
-    shadows = (Shadow(1, late=600.0, backlog=7.0), Shadow(2, late=57.0), Shadow(3))
-    learnt = History(standing=Standing(3, 1234.0, shadows, orders=(1, 2), longest_quiet=180.0))
+    shadows = (Shadow(0, late=500.0), Shadow(1, late=600.0, backlog=7.0), Shadow(2, late=57.0), Shadow(3))
+    learnt = History(standing=Standing(3, 1234.0, shadows, orders=(1.0, 2.5), longest_quiet=180.0))
     made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}})
     status = render(made, learnt, [], NOW)
     assert status["autoscaling"]["history"]["standing"] == {
         "replicas": 3,
         "seenReplicaMinutes": 210,
         "longestQuietMinutes": 30,
-        "late": [{"replicas": 1, "permille": 486}, {"replicas": 2, "permille": 46}],
+        "late": [
+            {"replicas": 0, "permille": 405},
+            {"replicas": 1, "permille": 486},
+            {"replicas": 2, "permille": 46},
+        ],
     }
     restored, _ = restore_history(status, replicas=1, now=NOW)
     assert restored.standing.replicas == restored.standing.needed(0.05) == 3
@@ -390,7 +394,7 @@ def test_what_must_stand_ready_survives_a_restart() -> None:
 
 
 def test_a_damaged_standing_count_is_bounded() -> None:
-    late = [{"replicas": 0, "permille": 9}, {"replicas": 2, "permille": -1}, {"replicas": 4, "permille": 10**9}]
+    late = [{"replicas": -1, "permille": 9}, {"replicas": 2, "permille": -1}, {"replicas": 4, "permille": 10**9}]
     status = {
         "autoscaling": {
             "history": {"standing": {"replicas": -3, "seenReplicaMinutes": -9, "longestQuietMinutes": -5, "late": late}}
