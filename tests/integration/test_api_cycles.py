@@ -12,6 +12,7 @@ from types import FrameType
 from typing import Any
 
 import aiohttp
+import psutil
 import pytest
 from aiohttp import web
 
@@ -121,3 +122,5 @@ async def test_no_request_leaves_a_circle_however_it_ends(tmp_path: Path) -> Non
             gc.garbage.clear()
             if enabled:
                 gc.enable()
+    left = [" ".join(child.cmdline()) for child in psutil.Process().children()]
+    assert not [command for command in left if "pagefleet_server" in command], "no process is left either"

@@ -80,7 +80,7 @@ async def test_init_containers_run_in_order_and_sidecars_outlive_the_others(tmp_
 
         async def ready() -> Object | None:
             now = await client.get(PODS, "p", "default")
-            return now if is_pod_ready(now) else None
+            return now if is_pod_ready(now) and "main" in journal.read_text() else None
 
         now = await eventually(ready)
         states = {s["name"]: next(iter(s["state"])) for s in now["status"]["initContainerStatuses"]}

@@ -106,6 +106,8 @@ class Server:
         finally:
             await client.stop(timeout_seconds=STOP_SECONDS if client.ready else 0.0)  # a starting one cannot listen
             await runner.cleanup()
+            if service.loaded is not None:
+                await service.loaded.text.close()
             if service.tracing is not None:
                 await asyncio.to_thread(service.tracing.close)
 

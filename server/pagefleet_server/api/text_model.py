@@ -55,6 +55,10 @@ class TextModel:
         self.max_token_bytes = max(len(token.encode()) for token in loaded.tokenizer.get_vocab())
         """No token stands for more bytes of text (byte-level ones write a byte as one or two: still a bound)."""
 
+    async def close(self) -> None:
+        """End the process that builds grammars."""
+        await self._grammars.close()
+
     @property
     def tokenizer_info(self) -> dict[str, object]:
         """Special tokens, template and size, under the names of tokenizer_config.json."""
