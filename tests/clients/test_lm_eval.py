@@ -9,6 +9,7 @@ import pytest
 
 from support.api_server import RunningServer
 from support.evidence import write_evidence
+from support.smollm2 import smollm2_gguf
 from support.third_party import SERVED_NAME, call, needs, serving, write_model
 
 pytestmark = pytest.mark.long
@@ -130,6 +131,33 @@ def test_scores_equal_those_of_transformers(server: RunningServer, model: Path, 
         assert ours[name] == pytest.approx(value, rel=1e-4), name
     assert theirs["capitals_choice acc"] > 0.5, "the model knows capitals: the task says something"
     write_evidence("client_lm_eval", {"ours": ours, "transformers": theirs, "largest_difference": worst})
+
+
+QUANTISED = {
+    "bfloat16": ("--dtype", "bfloat16"),
+    "gguf": ("--quantization", "gguf"),
+    "q8_0": ("--quantization", "q8_0"),
+    "q4_1": ("--quantization", "q4_1"),
+}
+
+
+def test_quantised_weights_are_scored_beside_bfloat16(model: Path, tmp_path: Path) -> None:
+    """The gguf's own scales are those that bfloat16's weights were read from; q8_0 and q4_1 round those again."""
+    tasks, scores = write_tasks(tmp_path), dict[str, dict[str, float]]()
+    for name, flags in QUANTISED.items():
+        served = smollm2_gguf() if name == "gguf" else model
+        with serving(served, tmp_path / f"{name}.log", *flags) as server:
+            url = f"{server.base_url}/v1/completions"
+            client = f"base_url={url},tokenizer={model},num_concurrent=8,max_retries=1,max_length=2048"
+            arguments = f"model={SERVED_NAME},{client}"
+            scores[name], _ = evaluate(tasks, tmp_path / name, "local-completions", arguments)
+    write_evidence("client_lm_eval_quantised", scores)
+    perplexity = {name: found["capitals_rolling word_perplexity"] for name, found in scores.items()}
+    assert perplexity["q8_0"] == pytest.approx(perplexity["bfloat16"], rel=0.05)
+    assert perplexity["gguf"] == pytest.approx(perplexity["bfloat16"], rel=0.05)
+    assert perplexity["q4_1"] < 2 * perplexity["bfloat16"]
+    choices = {name: found["capitals_choice acc"] for name, found in scores.items()}
+    assert min(choices.values()) > 0.5, choices
 
 
 def by_document(samples: list[dict[str, Any]]) -> list[dict[str, Any]]:
