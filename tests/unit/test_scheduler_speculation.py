@@ -156,3 +156,18 @@ def test_more_tokens_than_guesses_are_a_fault_of_the_runner() -> None:
     result = StepResult({"a": 1}, further={"a": [DrawnToken(2)]})
     with pytest.raises(RequestStateError, match="2 tokens for 0 drafts"):
         bench.scheduler.update(output, result)
+
+
+@pytest.mark.parametrize("aborted", [None, "a"])
+def test_nobody_guesses_at_the_end_of_a_prompt_that_others_wait_for(aborted: str | None) -> None:
+    """A group of two takes one seat once its first is aborted: that must not look like one that decodes alone."""
+    bench = make_bench(max_num_batched_tokens=len(LOOP) - 1)
+    bench.add_group(["a", "b"], LOOP, max_tokens=20)
+    bench.step()
+    if aborted is not None:
+        assert bench.scheduler.abort(aborted)
+    output = bench.step()
+    assert output is not None
+    assert [(len(row.token_ids), row.num_drafts, len(row.forks)) for row in output.scheduled] == [(1, 0, 1)]
+    bench.run()
+    assert len(bench.tokens["b"]) == 20

@@ -33,6 +33,8 @@ class Speculation:
         """Whether this step is one to guess in."""
         if self._limits is None or num_waiting:
             return False
+        if any(request.siblings for request in decodes):
+            return False  # the last of a prompt that others wait for, even if its own request was aborted
         return len(decodes) == num_running <= self._limits.max_num_seqs
 
     def draft(self, request: Request, plan: StepPlan, *, num_unplanned: int) -> tuple[int, ...]:
