@@ -1,6 +1,6 @@
 """CPU kernels against torch and against what the machine itself does: one interleaved run, one table.
 
-    python benchmarks/kernels_cpu.py [--threads N] [--rounds N] [--only decode,prefill,linear,rows] [--json FILE]
+    python -m benchmarks.kernels_cpu [--threads N] [--rounds N] [--only decode,prefill,linear,rows] [--json FILE]
 
 All contenders of a row, and the machine's own measure, run in turn within each round, so that whatever else the machine
 does hits all of them; ratios are medians over rounds of quotients within a round, times are medians. Work bound by
@@ -14,9 +14,7 @@ import functools
 import itertools
 import json
 import os
-import platform
 import statistics
-import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -26,10 +24,10 @@ from pathlib import Path
 # As in the engine: else torch's OpenMP threads spin for milliseconds after a call, in the next contender's time.
 os.environ.setdefault("GOMP_SPINCOUNT", "2000")
 
-import psutil
 import torch
 from torch.nn import functional
 
+from benchmarks.serving.machine import CoreMeter, facts
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.cpu.backend import CpuBackend
 from pagefleet_kernels.cpu.library import find_library
@@ -336,27 +334,6 @@ def _short(dtype: torch.dtype) -> str:
     return {torch.bfloat16: "bf16", torch.float32: "fp32"}[dtype]
 
 
-def machine() -> dict[str, object]:
-    """What was measured where."""
-    root = Path(__file__).parent.parent
-    git = ["git", "-C", str(root)]
-    commit = subprocess.run([*git, "rev-parse", "--short", "HEAD"], capture_output=True, text=True, check=False)
-    dirty = subprocess.run([*git, "status", "--porcelain", "kernels"], capture_output=True, text=True, check=False)
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    name = next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
-    return {
-        "date": time.strftime("%Y-%m-%d %H:%M UTC", time.gmtime()),
-        "commit": commit.stdout.strip() + (" + changes" if dirty.stdout else ""),
-        "cpu": name,
-        "cores": os.cpu_count(),
-        "level": find_library().level.name,
-        "torch": torch.__version__,
-        "threads": torch.get_num_threads(),
-        "load_average": round(os.getloadavg()[0], 1),
-    }
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     """Print the table; 0."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -367,16 +344,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     arguments = parser.parse_args(argv)
     torch.set_num_threads(arguments.threads)
     torch.manual_seed(0)
-    about = machine()
-    print("  ".join(f"{name}: {value}" for name, value in about.items()))
-
-    started, busy, own = time.monotonic(), _busy_seconds(), _own_seconds()
-    bench = Bench(CpuBackend(find_library()), arguments.rounds)
-    bf16, fp32 = torch.bfloat16, torch.float32
-    print(f"{'':<44} {'ours':>13} {'rate':>12} {'of machine':>11}   faster than\n")
     groups = {name for name in arguments.only.split(",") if name} or set(GROUPS)
     if unknown := groups - set(GROUPS):
         parser.error(f"--only: {', '.join(sorted(unknown))}; known are {', '.join(GROUPS)}")
+    library = find_library()
+    about = facts() | {"level": library.level.name, "torch": torch.__version__, "threads": arguments.threads}
+    print("  ".join(f"{name}: {value}" for name, value in about.items()))
+
+    meter = CoreMeter(0)
+    bench = Bench(CpuBackend(library), arguments.rounds)
+    bf16, fp32 = torch.bfloat16, torch.float32
+    print(f"{'':<44} {'ours':>13} {'rate':>12} {'of machine':>11}   faster than\n")
     if "decode" in groups:
         small = [(seqs, 1024, 9, 3, 64) for seqs in (1, 8, 32)]
         bench_step(bench, bf16, small[:2])
@@ -392,24 +370,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     if "rows" in groups:
         bench_rows(bench, bf16, 1, 576)
         bench_rows(bench, bf16, 256, 576)
-    elapsed = time.monotonic() - started
-    others = (_busy_seconds() - busy - (_own_seconds() - own)) / elapsed
-    print(f"\nother processes took {others:.2f} of {os.cpu_count()} cores while this ran ({elapsed:.0f} s)")
+    others, _, _ = meter.read()
+    print(f"\nother processes took {others:.2f} of {os.cpu_count()} cores while this ran")
     if arguments.json is not None:
         result = {**about, "other_processes_cores": round(others, 2)}
         arguments.json.write_text(json.dumps({**result, "rows": [asdict(row) for row in bench.rows]}, indent=1) + "\n")
     return 0
-
-
-def _busy_seconds() -> float:
-    """CPU seconds that the whole machine has spent working."""
-    times = psutil.cpu_times()
-    return times.user + times.nice + times.system
-
-
-def _own_seconds() -> float:
-    times = psutil.Process().cpu_times()
-    return times.user + times.system
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """KV memory as attention libraries read it: pages of tokens of heads. Written and copied by plain torch."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -71,6 +72,34 @@ class NhdCache:
         sources, destinations = torch.tensor(pairs, device=self.device).unbind(1)
         self.keys.index_copy_(0, destinations, self.keys.index_select(0, sources))
         self.values.index_copy_(0, destinations, self.values.index_select(0, sources))
+
+
+class NhdStore(ABC):
+    """What backends on such memory share: everything but attention itself (see backend.Backend)."""
+
+    @abstractmethod
+    def check(self, shape: KVShape, block_size: int, dtype: torch.dtype) -> None:
+        """Raises KernelArgumentError for a layer that the library does not hold; widths of K and V are equal."""
+
+    def allocate(
+        self, shape: KVShape, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
+    ) -> NhdCache:
+        """Zeroed KV memory of one layer."""
+        self.check(shape, block_size, dtype)
+        return NhdCache.zeros(shape, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
+
+    def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:
+        """Bytes of one block of one layer; there is no padding."""
+        self.check(shape, block_size, dtype)
+        return shape.num_kv_heads * block_size * (shape.head_dim + shape.v_head_dim) * dtype.itemsize
+
+    def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
+        """Store rows at their slots."""
+        NhdCache.own(cache).write(key, value, slot_mapping)
+
+    def copy_blocks(self, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
+        """Copy whole blocks."""
+        NhdCache.own(cache).copy(pairs)
 
 
 def is_padding(seq_lens: torch.Tensor, query_starts: torch.Tensor, num_rows: int) -> torch.Tensor:

@@ -6,7 +6,7 @@ FlashInfer plans a batch on the host and then runs each layer by that plan. Its 
     seq_lens [S]                 -> last_page_len: tokens in each sequence's last page, 1 .. block_size
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +16,7 @@ import torch
 from pagefleet_kernels.backend import KVCache
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.checks import refuse
-from pagefleet_kernels.nhd_cache import NhdCache, is_padding
+from pagefleet_kernels.nhd_cache import NhdCache, NhdStore, is_padding
 
 WORKSPACE_BYTES = 128 * 1024 * 1024
 """What FlashInfer recommends; shared by all plans, which run one after the other on one stream."""
@@ -59,7 +59,7 @@ class Planned:
     batch: AttentionBatch | None = None
 
 
-class FlashInferBackend:
+class FlashInferBackend(NhdStore):
     """See backend.Backend. make_wrapper: flashinfer.BatchPrefillWithPagedKVCacheWrapper.
 
     Plans once per batch object and rule: a batch's tensors must not change while it is in use.
@@ -72,25 +72,13 @@ class FlashInferBackend:
         self._workspace: torch.Tensor | None = None
         self._planned: dict[Rule, Planned] = {}
 
-    def allocate(
-        self, shape: KVShape, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> NhdCache:
-        """Zeroed KV memory of one layer; 16-bit floats, widths of K and V equal and one of HEAD_DIMS."""
-        _check(shape, dtype)
-        return NhdCache.zeros(shape, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
-
-    def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block of one layer; there is no padding."""
-        _check(shape, dtype)
-        return shape.num_kv_heads * block_size * (shape.head_dim + shape.v_head_dim) * dtype.itemsize
-
-    def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store rows at their slots."""
-        NhdCache.own(cache).write(key, value, slot_mapping)
-
-    def copy_blocks(self, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks."""
-        NhdCache.own(cache).copy(pairs)
+    def check(self, shape: KVShape, block_size: int, dtype: torch.dtype) -> None:
+        """Refuse what is not asked of FlashInfer."""
+        if dtype not in DTYPES:
+            raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in DTYPES)} for this backend")
+        if shape.head_dim != shape.v_head_dim or shape.head_dim not in HEAD_DIMS:
+            found = f"{shape.head_dim} and v_head_dim {shape.v_head_dim}"
+            raise refuse("shape.head_dim", found, f"equal, one of {', '.join(map(str, HEAD_DIMS))} for this backend")
 
     def paged_attention(
         self,
@@ -164,12 +152,3 @@ def csr(batch: AttentionBatch, page_size: int) -> tuple[torch.Tensor, torch.Tens
     indptr = np.concatenate([[0], np.cumsum(pages)]).astype(np.int32)
     last = np.where(lens > 0, (lens - 1) % page_size + 1, 0).astype(np.int32)
     return tuple(torch.from_numpy(part.astype(np.int32)) for part in (starts, indptr, indices, last))  # type: ignore[return-value]
-
-
-def _check(shape: KVShape, dtype: torch.dtype) -> None:
-    """Refuse what is not asked of FlashInfer."""
-    if dtype not in DTYPES:
-        raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in DTYPES)} for this backend")
-    if shape.head_dim != shape.v_head_dim or shape.head_dim not in HEAD_DIMS:
-        found = f"{shape.head_dim} and v_head_dim {shape.v_head_dim}"
-        raise refuse("shape.head_dim", found, f"equal, one of {', '.join(map(str, HEAD_DIMS))} for this backend")

@@ -3,14 +3,14 @@
 num_splits is 1: torch's paged split-KV gives wrong rows (pytorch issue 194167), and one split is the same in any batch.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 
 import torch
 
 from pagefleet_kernels.backend import KVCache
 from pagefleet_kernels.batch import AttentionBatch, KVShape
 from pagefleet_kernels.checks import refuse
-from pagefleet_kernels.nhd_cache import NhdCache, is_padding
+from pagefleet_kernels.nhd_cache import NhdCache, NhdStore, is_padding
 
 BLOCK_MULTIPLE = 256
 """FlashAttention-2's pages."""
@@ -18,7 +18,7 @@ DTYPES = (torch.bfloat16, torch.float16)
 MAX_HEAD_DIM = 256
 
 
-class VarlenBackend:
+class VarlenBackend(NhdStore):
     """See backend.Backend. attend: torch.nn.attention.varlen.varlen_attn."""
 
     name = "varlen"
@@ -26,21 +26,15 @@ class VarlenBackend:
     def __init__(self, attend: Callable[..., torch.Tensor]) -> None:
         self._attend = attend
 
-    def allocate(
-        self, shape: KVShape, *, num_blocks: int, block_size: int, dtype: torch.dtype, device: torch.device
-    ) -> NhdCache:
-        """Zeroed KV memory of one layer; 16-bit floats, equal widths of K and V, blocks of a multiple of 256."""
-        _check(shape, block_size, dtype)
-        return NhdCache.zeros(shape, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
-
-    def bytes_per_block(self, shape: KVShape, *, block_size: int, dtype: torch.dtype) -> int:
-        """Bytes of one block of one layer; there is no padding."""
-        _check(shape, block_size, dtype)
-        return shape.num_kv_heads * block_size * (shape.head_dim + shape.v_head_dim) * dtype.itemsize
-
-    def write_kv(self, cache: KVCache, key: torch.Tensor, value: torch.Tensor, slot_mapping: torch.Tensor) -> None:
-        """Store rows at their slots."""
-        NhdCache.own(cache).write(key, value, slot_mapping)
+    def check(self, shape: KVShape, block_size: int, dtype: torch.dtype) -> None:
+        """Refuse what FlashAttention does not hold."""
+        if block_size % BLOCK_MULTIPLE:
+            raise refuse("block_size", block_size, f"a multiple of {BLOCK_MULTIPLE} for this backend")
+        if dtype not in DTYPES:
+            raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in DTYPES)} for this backend")
+        if shape.head_dim != shape.v_head_dim or shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 8:
+            found = f"{shape.head_dim} and v_head_dim {shape.v_head_dim}"
+            raise refuse("shape.head_dim", found, f"equal, a multiple of 8 and <= {MAX_HEAD_DIM} for this backend")
 
     def paged_attention(
         self,
@@ -78,18 +72,3 @@ class VarlenBackend:
         )
         padding = is_padding(batch.seq_lens, batch.query_starts, query.shape[0])
         return out.masked_fill(padding[:, None, None], 0.0)
-
-    def copy_blocks(self, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
-        """Copy whole blocks."""
-        NhdCache.own(cache).copy(pairs)
-
-
-def _check(shape: KVShape, block_size: int, dtype: torch.dtype) -> None:
-    """Refuse what FlashAttention does not hold."""
-    if block_size % BLOCK_MULTIPLE:
-        raise refuse("block_size", block_size, f"a multiple of {BLOCK_MULTIPLE} for this backend")
-    if dtype not in DTYPES:
-        raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in DTYPES)} for this backend")
-    if shape.head_dim != shape.v_head_dim or shape.head_dim > MAX_HEAD_DIM or shape.head_dim % 8:
-        found = f"{shape.head_dim} and v_head_dim {shape.v_head_dim}"
-        raise refuse("shape.head_dim", found, f"equal, a multiple of 8 and <= {MAX_HEAD_DIM} for this backend")
