@@ -32,6 +32,11 @@ class Bucket:
     max_needed: int | None = None
     """Without what must stand ready; None: not known to be less than `max_wanted`."""
 
+    @property
+    def most_needed(self) -> int:
+        """`max_needed`, or what it is at most."""
+        return self.max_wanted if self.max_needed is None else self.max_needed
+
 
 @dataclass(frozen=True, slots=True)
 class Change:
@@ -71,8 +76,8 @@ class History:
         last = buckets[-1] if buckets else None
         if last is not None and last.start <= now < last.start + length:
             known = wanted if last.min_wanted is None else last.min_wanted
-            before = last.max_wanted if last.max_needed is None else last.max_needed
-            merged = Bucket(last.start, max(last.max_wanted, wanted), min(known, wanted), max(before, needed))
+            most = max(last.most_needed, needed)
+            merged = Bucket(last.start, max(last.max_wanted, wanted), min(known, wanted), most)
             buckets = (*buckets[:-1], merged)
         else:
             buckets = (*buckets, Bucket(now, wanted, wanted, needed))
@@ -87,11 +92,7 @@ class History:
     def max_needed_since(self, now: float, *, window_seconds: float, bucket_window_seconds: float) -> int | None:
         """The same without what had to stand ready."""
         length = bucket_seconds(bucket_window_seconds)
-        inside = [
-            bucket.max_wanted if bucket.max_needed is None else bucket.max_needed
-            for bucket in self.buckets
-            if bucket.start + length > now - window_seconds
-        ]
+        inside = [bucket.most_needed for bucket in self.buckets if bucket.start + length > now - window_seconds]
         return max(inside, default=None)
 
     def min_since(self, now: float, *, window_seconds: float, bucket_window_seconds: float) -> int | None:
