@@ -3,7 +3,7 @@ SHELL := /bin/bash
 PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
-PIP := $(BIN)/python -m pip --disable-pip-version-check --quiet
+PIP := $(BIN)/python -m pip --disable-pip-version-check
 STAMP := $(VENV)/.installed
 # One OpenMP thread: two of them collapse when both cores are busy with tests.
 TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
@@ -14,6 +14,9 @@ install: $(STAMP)
 
 # torch first and pinned: any other package that asks for torch would otherwise bring a CUDA build.
 $(STAMP): pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
+	  { echo "$(PYTHON) is no Python 3.11 or 3.12: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12" >&2; exit 2; }
+	@echo "Installing into $(VENV): some minutes, most of them for torch"
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) install -c constraints.txt torch
 	$(PIP) install -c constraints.txt -e '.[server,otel,operator,local,sim,dev]'
