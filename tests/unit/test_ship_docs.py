@@ -72,48 +72,6 @@ def test_links_of_the_pages_beside_the_code_lead_somewhere(page: Path) -> None:
     assert wrong + [target for target in targets if target[0] == "#" and target[1:] not in anchors] == []
 
 
-def cells_of(row: str) -> list[str]:
-    return [cell.strip() for cell in row.strip("|\n").split("|")]
-
-
-def first_number(text: str) -> str:
-    (found,) = re.findall(r"^[\d.]+", text)
-    return str(found)
-
-
-def test_the_readme_has_the_ratios_that_were_measured() -> None:
-    measured: dict[tuple[str, str], float] = {}
-    workload = ""
-    for row in re.findall(r"^\|.*$", (DOCS / "performance.md").read_text().partition("<!-- /measured -->")[0], re.M):
-        cells = cells_of(row)
-        workload = cells[0] if re.fullmatch("[A-E]", cells[0]) else workload
-        if workload and cells[0] in ("vllm", "llama-bf16") and re.match(r"[\d.]+", cells[2]):
-            measured[workload, cells[0]] = float(first_number(cells[2]))
-    table = (ROOT / "README.md").read_text().partition("## How fast")[2].partition("\n## ")[0]
-    begins = {"16 streams": "A", "one stream": "D", "a shared prompt": "C", "prompts of": "B"}
-    rows = {
-        letter: cells_of(row)[1:]
-        for row in re.findall(r"^\|.*$", table, re.M)
-        for begin, letter in begins.items()
-        if cells_of(row)[0].startswith(begin)
-    }
-    assert rows.keys() == set("ABCD")
-    for letter, cells in rows.items():
-        for peer, cell in zip(("vllm", "llama-bf16"), cells, strict=True):
-            said = first_number(cell)
-            digits = len(said.partition(".")[2])
-            assert float(said) == pytest.approx(measured[letter, peer], abs=0.51 * 10**-digits), f"{letter}, {peer}"
-
-
-def test_what_the_readme_says_of_simulated_autoscalers_stands_in_a_table_of_theirs() -> None:
-    (said,) = [row for row in (ROOT / "README.md").read_text().splitlines() if "autoscaling-comparison.md" in row]
-    pairs = re.findall(r"(\d+\.\d) %[^%]*? for (\d+\.\d)", said)
-    rows = re.findall(r"^\|.*$", (DOCS / "autoscaling-comparison.md").read_text(), re.M)
-    results = {(cells[1].removesuffix(" %"), cells[3]) for row in rows if len(cells := cells_of(row)) == 7}
-    assert len(pairs) >= 2
-    assert set(pairs) <= results
-
-
 def test_every_sample_is_on_the_page_of_samples() -> None:
     samples = {path.name for path in (ROOT / "manifests" / "samples").glob("*.yaml")}
     assert set(re.findall(r"`([\w-]+\.yaml)`", (DOCS / "samples.md").read_text())) == samples
