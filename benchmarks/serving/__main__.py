@@ -126,6 +126,7 @@ async def main(options: argparse.Namespace) -> None:
             if server is None:
                 print(f"starting {name} (log in {logs})", flush=True)
                 server = await Server.start(make(name), logs / f"{name}.log")
+                print(f"{name} answers after {server.start_seconds:.1f} s", flush=True)
             open_servers[name] = server
             record.starts.append(Start(server.peer.name, server.start_seconds))
         if options.hold:

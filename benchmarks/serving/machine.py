@@ -95,10 +95,15 @@ def peak_mib(pid: int) -> float:
 async def wait_quiet(patience: float) -> None:
     """Return once everybody else, idle servers included, left the cores alone for a second, or after `patience` s."""
     deadline = time.perf_counter() + patience
+    told = False
     while True:
         own, began, busy = psutil.Process().cpu_times(), time.perf_counter(), _busy_seconds()
         await asyncio.sleep(1.0)
         now = psutil.Process().cpu_times()
         spent = _busy_seconds() - busy - (now.user + now.system - own.user - own.system)
-        if spent / (time.perf_counter() - began) <= QUIET_CORES or time.perf_counter() > deadline:
+        others = spent / (time.perf_counter() - began)
+        if others <= QUIET_CORES or time.perf_counter() > deadline:
             return
+        if not told:
+            print(f"others use {others:.1f} cores; waiting for a quiet machine, {patience:.0f} s at most", flush=True)
+            told = True
