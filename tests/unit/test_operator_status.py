@@ -1,4 +1,4 @@
-"""Conditions, phases, what is worth a write, and what survives a restart."""
+"""Conditions, phases, and what is worth a write."""
 
 import math
 import re
@@ -7,55 +7,19 @@ from typing import Any
 
 import pytest
 
-from pagefleet_operator import builders
 from pagefleet_operator.autoscale import Decision, Inputs, decide
 from pagefleet_operator.conditions import Facts, judge
 from pagefleet_operator.errors import SpecError
-from pagefleet_operator.forecast import start_seconds
 from pagefleet_operator.history import History
 from pagefleet_operator.latency import Histogram, Latencies
-from pagefleet_operator.memory import restore_history
 from pagefleet_operator.objective import Verdict
 from pagefleet_operator.parsing import parse
-from pagefleet_operator.plan import Observed, Plan
-from pagefleet_operator.pods import parse_pod
-from pagefleet_operator.settings import ChildSettings
-from pagefleet_operator.standing import Shadow, Standing
+from pagefleet_operator.plan import Plan
 from pagefleet_operator.status import difference, is_urgent, render, render_invalid
 from pagefleet_operator.times import timestamp
 from pagefleet_operator.transitions import transitions
-from support.operator_objects import autoscaling, fleet, llmd, llmd_body, pod_body, sample
-
-NOW = 1_800_000_000.0
-
-
-def deployment(
-    replicas: int = 1, *, updated: int | None = None, conditions: list[dict[str, Any]] | None = None
-) -> dict[str, Any]:
-    manifest = builders.deployment(llmd(), ChildSettings(server_image="i"), replicas=replicas)
-    status = {"updatedReplicas": replicas if updated is None else updated, "conditions": conditions or []}
-    return {**manifest, "status": status}
-
-
-def facts(
-    *bodies: dict[str, Any],
-    spec: dict[str, Any] | None = None,
-    child: dict[str, Any] | None = None,
-    samples: dict[str, Any] | None = None,
-    silent: dict[str, str] | None = None,
-    status: dict[str, Any] | None = None,
-    progress: dict[str, int] | None = None,
-    **fields: Any,
-) -> Facts:
-    made = llmd(spec=spec or {}, status=status)
-    observed = Observed(
-        children={"Deployment": child or deployment(made.spec.replicas)},
-        pods=tuple(parse_pod(body) for body in bodies),
-        samples=samples or {},
-        silent=silent or {},
-        progress=progress or {},
-    )
-    return Facts(llmd=made, observed=observed, plan=fields.pop("plan", Plan()), **fields)
+from support.operator_facts import NOW, deployment, facts
+from support.operator_objects import autoscaling, fleet, llmd_body, pod_body, sample
 
 
 def holds(judged: Facts) -> dict[str, tuple[bool, str]]:
@@ -265,33 +229,6 @@ def test_an_invalid_spec_keeps_the_rest_of_the_status() -> None:
     assert "spec.replicas: -1 must be between 0 and 1000" in status["conditions"][0]["message"]
 
 
-def test_history_survives_a_restart() -> None:
-    history = History(saturation_running=7.6).recommended(5, now=NOW - 100, window_seconds=300)
-    decision = Decision(3, 2, 3, 3, True, "KVBlocks", "", None, Inputs(), history)
-    change = {"time": timestamp(NOW - 50), "from": 3, "to": 5, "inputs": "", "reason": "KVBlocks"}
-    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 9}}, decision=decision)
-    status = render(made, history, [change], NOW)
-    restored, decisions = restore_history(status, replicas=3, now=NOW)
-    assert restored.max_since(NOW, window_seconds=300, bucket_window_seconds=300) == 5
-    assert restored.saturation_running == 8
-    assert restored.added_since(NOW - 60, now=NOW) == 2
-    assert decisions == [change]
-    assert status["autoscaling"]["lastScaleTime"] == change["time"]
-
-
-def test_a_damaged_history_is_left_out() -> None:
-    status = {"autoscaling": {"history": {"buckets": [{"start": "yesterday", "maxWanted": 9}]}, "decisions": [{}]}}
-    restored, decisions = restore_history(status, replicas=2, now=NOW)
-    assert [bucket.max_wanted for bucket in restored.buckets] == [2]
-    assert decisions == []
-
-
-def test_a_clock_that_went_back_leaves_no_bucket_in_the_future() -> None:
-    status = {"autoscaling": {"history": {"buckets": [{"start": timestamp(NOW + 999), "maxWanted": 9}]}}}
-    restored, _ = restore_history(status, replicas=2, now=NOW)
-    assert [bucket.max_wanted for bucket in restored.buckets] == [2]
-
-
 def test_events_are_said_on_turns_only() -> None:
     starting = render(facts(pod_body("a", ready=False)), History(), [], NOW)
     assert list(transitions({}, starting)) == []
@@ -329,79 +266,6 @@ def test_the_objective_has_its_own_condition() -> None:
         inputs = Inputs(objective=Verdict(None, met=met, reason=reason))
         decision = Decision(1, 1, 1, 1, True, "KVBlocks", "", None, inputs, History())
         assert holds(facts(pod_body("a"), spec=spec, decision=decision))["SLOMet"] == (met, reason)
-
-
-def test_what_was_learnt_of_the_load_survives_a_restart() -> None:
-    """Without its turnover a new operator counted all of an old queue as demand, and grew for a backlog."""
-    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}})
-    learnt = History(turnover_seconds=12.34, saturation_running=7.6)
-    status = render(made, learnt, [], NOW)
-    assert status["autoscaling"]["history"]["turnoverMilliseconds"] == 12000
-    restored, _ = restore_history(status, replicas=1, now=NOW)
-    assert (restored.turnover_seconds, restored.saturation_running) == (12.0, 8.0)
-    again = render(made, restored, [], NOW)
-    assert again["autoscaling"]["history"] == status["autoscaling"]["history"], "nothing is written for a restart"
-
-
-def test_an_old_queue_is_no_demand_after_a_restart_either() -> None:
-    """128 requests wait for ten minutes on one replica; new replicas could not take them over."""
-    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 64}})
-    spec = made.llmd.spec.autoscaling
-    assert spec is not None
-    old = sample(used=90, waiting_blocks=1280, running=9, waiting=128, oldest=600.0)
-    status = render(made, History(turnover_seconds=10.0), [], NOW)
-    for memory in (History(turnover_seconds=10.0), restore_history(status, replicas=1, now=NOW)[0]):
-        assert decide(spec, fleet(1, old), memory, NOW).replicas <= 2
-    forgetful = decide(spec, fleet(1, old), History(), NOW).replicas
-    assert forgetful > 2, "this is what the restart would have ordered"
-
-
-@pytest.mark.parametrize("turnover", [0, -5, 1, 10**12])
-def test_a_damaged_turnover_does_no_harm(turnover: int) -> None:
-    status = {"autoscaling": {"history": {"turnoverMilliseconds": turnover}}}
-    restored, _ = restore_history(status, replicas=1, now=NOW)
-    assert restored.turnover_seconds is not None
-    assert restored.turnover_seconds > 0
-
-
-def test_measured_start_up_times_survive_a_restart() -> None:
-    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}})
-    status = render(made, History(starts=(("a", 31.4), ("b", 12.0))), [], NOW)
-    assert status["autoscaling"]["history"]["startupSecondsP90"] == 31
-    restored, _ = restore_history(status, replicas=1, now=NOW)
-    assert start_seconds(restored.starts) == 31.0
-
-
-def test_what_must_stand_ready_survives_a_restart() -> None:
-    shadows = (Shadow(0, late=500.0), Shadow(1, late=600.0, backlog=7.0), Shadow(2, late=57.0), Shadow(3))
-    learnt = History(standing=Standing(3, 1234.0, shadows, orders=(1.0, 2.5), longest_quiet=180.0))
-    made = facts(pod_body("a"), spec={"autoscaling": {"maxReplicas": 3}})
-    status = render(made, learnt, [], NOW)
-    assert status["autoscaling"]["history"]["standing"] == {
-        "replicas": 3,
-        "seenReplicaMinutes": 210,
-        "longestQuietMinutes": 30,
-        "late": [
-            {"replicas": 0, "permille": 405},
-            {"replicas": 1, "permille": 486},
-            {"replicas": 2, "permille": 46},
-        ],
-    }
-    restored, _ = restore_history(status, replicas=1, now=NOW)
-    assert restored.standing.replicas == restored.standing.needed(0.05) == 3
-    assert restored.standing.longest_quiet == 180.0
-    assert render(made, restored, [], NOW)["autoscaling"] == status["autoscaling"], "nothing is written for a restart"
-
-
-def test_a_damaged_standing_count_is_bounded() -> None:
-    late = [{"replicas": -1, "permille": 9}, {"replicas": 2, "permille": -1}, {"replicas": 4, "permille": 10**9}]
-    status = {
-        "autoscaling": {
-            "history": {"standing": {"replicas": -3, "seenReplicaMinutes": -9, "longestQuietMinutes": -5, "late": late}}
-        }
-    }
-    restored, _ = restore_history(status, replicas=1, now=NOW)
-    assert restored.standing == Standing(replicas=1, seen=0.0, shadows=(Shadow(1),))
 
 
 def test_a_new_operator_says_of_scaling_what_was_said_until_it_has_decided() -> None:
