@@ -47,6 +47,18 @@ class Expected:
         return tokens[: ends[0]] if ends else tokens
 
 
+class Watched(Scheduler):
+    """Nobody loses its blocks to a more important request in vain."""
+
+    def _yield_to_priority(self, now: float) -> None:
+        before, first = self._roster.num_preemptions, self._waiting.first()
+        super()._yield_to_priority(now)
+        if self._roster.num_preemptions > before:
+            assert first is not None and first is self._waiting.first()
+            assert self._has_seats_for(first)
+            assert self._tables.missing(first, headroom=self._headroom(first)) <= self._tables.num_fenced
+
+
 class SchedulerMachine(RuleBasedStateMachine):
     """Up to two steps are outstanding, each executed as late as possible, so a block reused too early shows."""
 
@@ -94,7 +106,7 @@ class SchedulerMachine(RuleBasedStateMachine):
             speculation=speculation,
         )
         self.limits = limits
-        self.scheduler = Scheduler(limits, prefix_caching=prefix_caching)
+        self.scheduler = Watched(limits, prefix_caching=prefix_caching)
         self.loops = speculation is not None
         self.runner = KvMemoryRunner(num_blocks=num_blocks, block_size=BLOCK_SIZE, loops=self.loops)
         self.live: dict[str, Expected] = {}
@@ -150,6 +162,39 @@ class SchedulerMachine(RuleBasedStateMachine):
             scored = is_scored and seed == 0
             self.live[request_id] = Expected(prompt, max_tokens, tuple(stop), seed, scored, [], [], ids, self.loops)
         self.scheduler.check_integrity()
+
+    @rule(
+        running=st.lists(
+            st.tuples(st.integers(0, 1), st.integers(1, 20), st.sampled_from([0, 1])), min_size=2, max_size=5
+        ),
+        steps=st.integers(1, 4),
+        family=st.integers(0, 2),
+        length=st.integers(1, 30),
+        num_forks=st.integers(1, 4),
+    )
+    def find_less_important_ones_running(
+        self, running: list[tuple[int, int, int]], steps: int, family: int, length: int, num_forks: int
+    ) -> None:
+        """Whoever comes may take their place, if that is of use."""
+        for its_family, its_length, priority in running:
+            self.add_simply(its_family, its_length, num_forks=1, priority=priority)
+        self.run_synchronously(steps)
+        self.add_simply(family, length, num_forks=num_forks, priority=0)
+        self.run_synchronously(2)
+
+    def add_simply(self, family: int, length: int, *, num_forks: int, priority: int) -> None:
+        self.add(
+            family=family,
+            length=length,
+            tail=[],
+            max_tokens=6,
+            stop=set(),
+            num_forks=num_forks,
+            tenant="",
+            cache_salt="",
+            priority=priority,
+            is_scored=False,
+        )
 
     @rule()
     def reset_prefix_cache(self) -> None:

@@ -36,6 +36,41 @@ def test_nobody_is_preempted_when_it_would_not_help() -> None:
     assert bench.scheduler.counts().num_preemptions == 0
 
 
+def test_nobody_is_preempted_for_seats_that_others_keep() -> None:
+    bench = Bench(make_limits(max_num_seqs=4))
+    for index in range(2):
+        bench.add(f"equal{index}", make_prompt(4, first=10 * index), max_tokens=4)
+        bench.add(f"lesser{index}", make_prompt(4, first=25 + 10 * index), max_tokens=4, priority=1)
+    bench.step()
+    bench.add_group(["a", "b", "c"], make_prompt(5, first=20))
+    bench.step()
+    assert bench.scheduler.counts().num_preemptions == 0
+    bench.run()
+    assert bench.tokens["c"] == expected_tokens(make_prompt(5, first=20), 4, 2)
+
+
+def test_nobody_is_preempted_for_blocks_that_others_hold_too() -> None:
+    bench = Bench(make_limits(num_blocks=8))
+    bench.add("equal", make_prompt(13), max_tokens=4)
+    bench.add("lesser", make_prompt(13), max_tokens=4, priority=1)  # 3 of its 4 blocks are the other's
+    bench.step()
+    bench.step()
+    bench.add("large", make_prompt(19, first=30), max_tokens=1)  # 5 blocks; 3 are free, with the lesser one's 4
+    bench.step()
+    assert bench.scheduler.counts().num_preemptions == 0
+
+
+def test_nobody_is_preempted_for_cached_blocks_that_stay_in_use() -> None:
+    bench = Bench(make_limits(num_blocks=8))
+    bench.add("equal", make_prompt(14, first=30), max_tokens=3)
+    bench.add("lesser", make_prompt(9), max_tokens=4, priority=1)
+    bench.step()
+    bench.step()
+    bench.add("large", make_prompt(23), max_tokens=1)  # 6 blocks, two of them the lesser one's; no fourth would be free
+    bench.step()
+    assert bench.scheduler.counts().num_preemptions == 0
+
+
 def test_equal_priority_never_preempts_to_get_in() -> None:
     bench = Bench(make_limits(max_num_seqs=1))
     bench.add("a", make_prompt(6), max_tokens=8, priority=3)

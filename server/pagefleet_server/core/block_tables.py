@@ -1,7 +1,7 @@
 """Which blocks each request holds, is promised, or still has in a step in flight."""
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from pagefleet_server.core.block_pool import BlockPool, PoolError
@@ -58,8 +58,7 @@ class BlockTables:
 
     def queue(self, request: Request) -> None:
         """The request begins to wait: its blocks count as wanted."""
-        shareable = self.hashes(request, self._max_cached_blocks(request))
-        num_private = self.blocks_for(request.num_tokens) - len(shareable) + self.copies_for(request)
+        shareable, num_private = self._wants(request)
         self._demand.add(request.request_id, shareable, num_private=num_private)
 
     def unqueue(self, request: Request) -> None:
@@ -85,12 +84,16 @@ class BlockTables:
             found.append(block_id)
         return found
 
-    def missing(self, request: Request, *, headroom: int) -> int:
-        """Open blocks that are missing to admit() a queued request and keep `headroom` open; 0: it can get in."""
+    def missing(self, request: Request, *, headroom: int, without: Sequence[Request] = ()) -> int:
+        """Open blocks that are missing to admit() a queued request and keep `headroom` open; 0: it can get in.
+        `without`: as it will be when these have given up what they hold."""
         cached = self.cached_prefix(request)
+        holders = Counter(block_id for leaving in without for block_id in leaving.block_ids)
+        freed = [block_id for block_id, count in holders.items() if self.pool.references(block_id) == count]
+        num_open = self.num_open + len(freed) + sum(leaving.promised_blocks for leaving in without)
         num_new = self.blocks_for(request.num_tokens) - len(cached)
-        num_idle = sum(self.pool.is_idle(block_id) for block_id in cached)
-        return max(0, num_new + num_idle + headroom - self.num_open)
+        num_idle = sum(self.pool.is_idle(block_id) for block_id in cached) + len({*cached}.intersection(freed))
+        return max(0, num_new + num_idle + headroom - num_open)
 
     def admit(self, request: Request) -> int:
         """Share the cached prefix and promise the rest of the known tokens' blocks; gives the number of cached tokens.
@@ -205,6 +208,11 @@ class BlockTables:
             known.append(parent)
         return known[:count]
 
+    def _wants(self, request: Request) -> tuple[list[BlockHash], int]:
+        """Blocks that the cache may have, and further ones that it cannot have."""
+        shareable = self.hashes(request, self._max_cached_blocks(request))
+        return shareable, self.blocks_for(request.num_tokens) - len(shareable) + self.copies_for(request)
+
     def _check_contents(self, request: Request) -> None:
         """What the cache says of the request's blocks must be what the request has there."""
         parent, size = request.root_hash, self.block_size
@@ -229,8 +237,8 @@ class BlockTables:
             return 0
         return (request.num_tokens - 1) // self.block_size
 
-    def check_integrity(self, running: Iterable[Request]) -> None:
-        """Raise PoolError unless holders and pool agree."""
+    def check_integrity(self, running: Iterable[Request], waiting: Iterable[Request]) -> None:
+        """Raise PoolError unless holders and pool agree, and what waits is counted as it is now."""
         self.pool.check_integrity()
         holders: dict[int, int] = {}
         promised = 0
@@ -255,5 +263,7 @@ class BlockTables:
         num_fenced = sum(len(fence.block_ids) for fence in self._fences if not fence.is_copy_source)
         if self._num_fenced != num_fenced or self._copy_sources != dict(Counter(sources)):
             raise PoolError("the fences are miscounted")
+        if self._demand.by_request != {request.request_id: self._wants(request) for request in waiting}:
+            raise PoolError("a waiting request wants other blocks than are counted for it")
         if self._demand.num_blocks != self._demand.recount():
             raise PoolError(f"{self._demand.num_blocks} blocks wanted by the books, {self._demand.recount()} by count")

@@ -14,7 +14,8 @@ class BlockDemand:
         self._wanted: dict[BlockHash, int] = {}  # hash -> waiting requests that want it
         self._num_missing = 0  # wanted hashes that are not cached
         self._num_private = 0  # blocks that cannot come from the cache
-        self._by_request: dict[str, tuple[Sequence[BlockHash], int]] = {}
+        self.by_request: dict[str, tuple[Sequence[BlockHash], int]] = {}
+        """What add() was told of those that wait."""
 
     @property
     def num_blocks(self) -> int:
@@ -23,7 +24,7 @@ class BlockDemand:
 
     def add(self, request_id: str, shareable: Sequence[BlockHash], *, num_private: int) -> None:
         """A request begins to wait: blocks that the cache may have, and further ones that it cannot have."""
-        self._by_request[request_id] = (shareable, num_private)
+        self.by_request[request_id] = (shareable, num_private)
         self._num_private += num_private
         for block_hash in shareable:
             count = self._wanted.get(block_hash, 0)
@@ -33,7 +34,7 @@ class BlockDemand:
 
     def remove(self, request_id: str) -> None:
         """It waits no more. Raises KeyError when it did not."""
-        shareable, num_private = self._by_request.pop(request_id)
+        shareable, num_private = self.by_request.pop(request_id)
         self._num_private -= num_private
         for block_hash in shareable:
             count = self._wanted[block_hash] - 1
@@ -56,6 +57,6 @@ class BlockDemand:
 
     def recount(self) -> int:
         """num_blocks computed from scratch, for the check of integrity."""
-        wanted = {block_hash for shareable, _ in self._by_request.values() for block_hash in shareable}
+        wanted = {block_hash for shareable, _ in self.by_request.values() for block_hash in shareable}
         missing = sum(not self._is_cached(block_hash) for block_hash in wanted)
-        return missing + sum(num_private for _, num_private in self._by_request.values())
+        return missing + sum(num_private for _, num_private in self.by_request.values())

@@ -98,8 +98,7 @@ class Roster:
         if leader is not None:
             self._unseat(request, leader, FinishReason.ABORT)
         elif request.siblings:
-            request.is_muted = True
-            del self.requests[request_id]
+            self._mute(request)
         else:
             self.end(request, FinishReason.ABORT)
         return True
@@ -130,8 +129,18 @@ class Roster:
 
     def check_integrity(self, *, max_seats: int) -> None:
         """Raise AuditError or PoolError unless every conservation law holds. O(blocks + requests)."""
-        self.tables.check_integrity(self.running)
+        self.tables.check_integrity(self.running, self.waiting)
         check_requests(self.requests, self.running, list(self.waiting), self.tables, max_seats=max_seats)
+
+    def _mute(self, leader: Request) -> None:
+        """It goes on for its siblings alone; while it waits, less is wanted for it."""
+        waits = leader.state is not RequestState.RUNNING
+        if waits:
+            self.tables.unqueue(leader)
+        leader.is_muted = True
+        if waits:
+            self.tables.queue(leader)
+        del self.requests[leader.request_id]
 
     def _unseat(self, sibling: Request, leader: Request, reason: FinishReason) -> None:
         """A sibling that has not begun leaves; a muted leader without siblings has nobody to compute for."""

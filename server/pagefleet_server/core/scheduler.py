@@ -258,16 +258,20 @@ class Scheduler:
         if first is None:
             return
         lower = [request for request in self._running if request.priority > first.priority]
-        if not lower:
-            return
-        releasable = sum(len(request.block_ids) + request.promised_blocks for request in lower)
-        if self._tables.missing(first, headroom=0) > releasable + self._tables.num_fenced:
+        if not lower or not self._can_enter_without(lower, first):
             return
         for victim in reversed(lower):
             missing = self._tables.missing(first, headroom=self._headroom(first))
             if missing <= self._tables.num_fenced and self._has_seats_for(first):
                 return
             self._roster.preempt(victim, now)
+
+    def _can_enter_without(self, lower: list[Request], first: Request) -> bool:
+        """Whether it would be of use to preempt them all: blocks may be shared with others, and others have seats."""
+        seats = self._roster.num_seats_taken - sum(request.num_seats for request in lower) + first.num_seats
+        headroom = self._headroom(first) if len(lower) < len(self._running) else 0
+        missing = self._tables.missing(first, headroom=headroom, without=lower)
+        return seats <= self.limits.max_num_seqs and missing <= self._tables.num_fenced
 
     def _make_room(self, request: Request, now: float) -> bool:
         """Free a block for the request's next token if it needs one; False when it must sit this step out."""
