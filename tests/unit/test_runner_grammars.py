@@ -9,7 +9,7 @@ from llguidance import LLMatcher, LLTokenizer
 
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import ScheduledRequest, TokenHistory
-from pagefleet_server.runner.grammars import Grammars, load_in_background
+from pagefleet_server.runner.grammars import KEPT_STEPS, Grammars, load_in_background
 from pagefleet_server.tokenizer import load_tokenizer
 from support.smollm2 import smollm2_gguf
 
@@ -57,6 +57,18 @@ def test_a_dropped_matcher_is_rebuilt_from_the_history(grammars: Grammars, token
     followed = grammars.allowed(make_request(YES_OR_NO, "n"))
     fresh = Grammars(lambda: tokenizer, vocab_size=VOCAB_SIZE, eos_token_ids=(END,))
     assert (followed == fresh.allowed(make_request(YES_OR_NO, "n"))).all()
+
+
+def test_matchers_of_requests_that_have_ended_are_given_up(grammars: Grammars) -> None:
+    for number in range(200):
+        grammars.begin_step()
+        grammars.allowed(make_request(YES_OR_NO, request_id=f"short{number}"))
+        grammars.allowed(make_request(YES_OR_NO, "ye", request_id="long"))
+    assert grammars.num_matchers <= KEPT_STEPS + 2
+    for _ in range(KEPT_STEPS + 1):
+        grammars.begin_step()
+    assert grammars.num_matchers == 0
+    assert allowed_texts(grammars, make_request(YES_OR_NO, "ye", request_id="long")) == {"s"}
 
 
 def test_requests_do_not_share_a_state(grammars: Grammars) -> None:

@@ -26,6 +26,9 @@ _logger = logging.getLogger(__name__)
 Mask = npt.NDArray[np.bool_]
 """[V]: True where the token is allowed."""
 MAX_MATCHERS = 1024
+KEPT_STEPS = 16
+"""A matcher that so many steps did not ask belongs to a request that has ended, or waits again: it may hold half a
+megabyte."""
 
 
 @dataclass(slots=True)
@@ -33,6 +36,8 @@ class _State:
     matcher: LLMatcher
     num_consumed: int = 0
     """Output tokens that the matcher has seen."""
+    last_step: int = 0
+    """That asked it."""
 
 
 class Grammars:
@@ -46,7 +51,18 @@ class Grammars:
         self._tokenizer: LLTokenizer | None = None
         self._states: OrderedDict[str, _State] = OrderedDict()
         self.num_steps = 0
-        """Steps of the engine so far, with a grammar or without; whoever runs them counts."""
+        """Steps of the engine so far, with a grammar or without."""
+
+    @property
+    def num_matchers(self) -> int:
+        """Kept now."""
+        return len(self._states)
+
+    def begin_step(self) -> None:
+        """Call it for each step, with a grammar in it or without."""
+        self.num_steps += 1
+        while self._states and next(iter(self._states.values())).last_step < self.num_steps - KEPT_STEPS:
+            self._states.popitem(last=False)
 
     def allowed(self, request: ScheduledRequest) -> Mask:
         """For the token that this step draws. request.sampling.grammar and request.history are given."""
@@ -75,6 +91,7 @@ class Grammars:
             self._states[request_id] = state
             if len(self._states) > MAX_MATCHERS:
                 self._states.popitem(last=False)
+        state.last_step = self.num_steps
         self._states.move_to_end(request_id)
         return state
 

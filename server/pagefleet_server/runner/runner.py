@@ -110,7 +110,7 @@ class Runner:
         batch."""
         checked = self._prepare(step)
         if self.grammars is not None:
-            self.grammars.num_steps += 1
+            self.grammars.begin_step()
         if self.group is not None:
             self.group.send(step, fresh=self.fresh)
         self._copy_blocks(step)
