@@ -1,46 +1,14 @@
 """What a pod may ask of its node: order of containers, hooks, volumes, configuration, restart policies, problems."""
 
-import asyncio
 import base64
-import json
 from pathlib import Path
 
-import aiohttp
 import pytest
 
-from pagefleet_localcluster.client import CLAIMS, CONFIG_MAPS, NODES, PODS, SECRETS, ApiError, Client
+from pagefleet_localcluster.client import CLAIMS, CONFIG_MAPS, PODS, SECRETS, ApiError
 from pagefleet_localcluster.objects import Object, condition_of, is_pod_ready
 from support.local_cluster import container, create, events_of, eventually, kubectl, ready_probe, running_cluster
-
-
-def pod(name: str, *containers: Object, **spec: object) -> Object:
-    return {
-        "metadata": {"name": name},
-        "spec": {"terminationGracePeriodSeconds": 2, "containers": list(containers), **spec},
-    }
-
-
-def shell(name: str, script: str, **fields: object) -> Object:
-    return {"name": name, "image": "busybox", "command": ["sh", "-c", script], **fields}
-
-
-async def reached(client: Client, name: str, phase: str) -> Object:
-    async def probe() -> Object | None:
-        now = await client.get(PODS, name, "default")
-        return now if now["status"].get("phase") == phase else None
-
-    return await eventually(probe)
-
-
-async def gone(client: Client, name: str) -> None:
-    async def probe() -> bool:
-        try:
-            await client.get(PODS, name, "default")
-        except ApiError as error:
-            return error.code == 404
-        return False
-
-    await eventually(probe)
+from support.localnode_pods import gone, pod, reached, shell
 
 
 async def test_init_containers_run_in_order_and_sidecars_outlive_the_others(tmp_path: Path) -> None:
@@ -358,63 +326,3 @@ async def test_a_shorter_grace_period_ends_a_pod_that_is_already_ending(tmp_path
         await eventually(ending)
         await client.delete(PODS, "p", "default", grace_seconds=1)
         await gone(client, "p")
-
-
-async def test_logs_and_exec_through_kubectl(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path) as cluster:
-        client = cluster.client
-        await create(client, PODS, pod("p", shell("c", "for i in 1 2 3; do echo line $i; done; sleep 100")))
-
-        async def ready() -> bool:
-            return is_pod_ready(await client.get(PODS, "p", "default"))
-
-        await eventually(ready)
-
-        async def logged() -> bool:
-            return await kubectl(cluster, "logs", "p") == (0, "line 1\nline 2\nline 3\n")
-
-        await eventually(logged)
-        assert await kubectl(cluster, "logs", "p", "--tail=2") == (0, "line 2\nline 3\n")
-        assert await kubectl(cluster, "logs", "p", "--limit-bytes=4") == (0, "line")
-        code, text = await kubectl(cluster, "logs", "p", "--since=1h")
-        assert code == 1 and "keeps no times of log lines" in text
-        code, text = await kubectl(cluster, "logs", "p", "--previous")
-        assert code == 1 and 'previous terminated container "c" in pod "p" not found' in text
-        follower = asyncio.create_task(kubectl(cluster, "logs", "-f", "p"))
-        code, text = await kubectl(cluster, "exec", "p", "--", "sh", "-c", "echo out; echo err >&2; pwd; exit 3")
-        assert code == 3 and {"out", "err", "command terminated with exit code 3"} <= set(text.splitlines())
-        assert str(tmp_path) in text
-        assert await kubectl(cluster, "exec", "-i", "p", "--", "wc", "-c", stdin=bytes(300_000)) == (0, "300000\n")
-        await client.delete(PODS, "p", "default")
-        assert await follower == (0, "line 1\nline 2\nline 3\n")
-
-
-async def test_a_node_serves_nobody_but_its_api_server(tmp_path: Path) -> None:
-    """Another user of the machine can reach the port: neither logs nor commands for them."""
-    async with running_cluster(tmp_path) as cluster:
-        await create(cluster.client, PODS, pod("p", shell("c", "echo secret; sleep 100")))
-        await reached(cluster.client, "p", "Running")
-        port = (await cluster.client.get(NODES, "local-0"))["status"]["daemonEndpoints"]["kubeletEndpoint"]["Port"]
-        async with aiohttp.ClientSession() as session:
-            for path in ("containerLogs/default/p/c", "exec/default/p/c?command=id", "containerLogs/default/none/c"):
-                for headers in ({}, {"Authorization": "Bearer guess"}):
-                    async with session.get(f"http://127.0.0.1:{port}/{path}", headers=headers) as answer:
-                        assert answer.status == 401 and "secret" not in await answer.text()
-        assert (await kubectl(cluster, "logs", "p"))[0] == 0
-
-
-async def test_a_pod_keeps_its_status_through_the_eyes_of_kubectl(tmp_path: Path) -> None:
-    async with running_cluster(tmp_path, node_options={"backoff_min_seconds": 60.0}) as cluster:
-        await create(cluster.client, PODS, pod("p", shell("c", "exit 5")))
-
-        async def backing_off() -> bool:
-            _, text = await kubectl(cluster, "get", "pod", "p", "--no-headers")
-            return "CrashLoopBackOff" in text and text.split()[1] == "0/1"
-
-        await eventually(backing_off)
-        _, text = await kubectl(cluster, "get", "pod", "p", "-o", "json")
-        status = json.loads(text)["status"]
-        assert status["phase"] == "Running"
-        assert status["containerStatuses"][0]["lastState"]["terminated"]["exitCode"] == 5
-        message = status["containerStatuses"][0]["state"]["waiting"]["message"]
-        assert message.startswith("back-off ") and "restarting failed container=c pod=p_default(" in message
