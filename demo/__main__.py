@@ -29,6 +29,8 @@ about a logit at every token, so rounding (bfloat16, another CPU) does not chang
 STREAMS = 14
 MAX_TOKENS = 110
 LIMIT_SECONDS = 340.0
+SILENT_SECONDS = 5.0
+"""After so long without a line the demo says what it waits for."""
 JSONPATH = (
     '{.spec.replicas}{"|"}{.status.readyReplicas}{"|"}{.status.replicas}{"|"}'
     '{.status.kvBlocks.occupancy}{"|"}{.status.requests.waiting}{"|"}{.status.phase}{"\\n"}'
@@ -48,19 +50,24 @@ class Demo:
         self.folder = folder
         self.report = Report(question=QUESTION)
         self._watchers: list[asyncio.Task[None]] = []
+        self._said_at = self.started
 
     def say(self, text: str) -> None:
         """One progress line, stamped with seconds since the start."""
-        print(f"[{time.monotonic() - self.started:5.1f}s] {text}", flush=True)
+        self._said_at = time.monotonic()
+        print(f"[{self._said_at - self.started:5.1f}s] {text}", flush=True)
 
     async def until(self, goal: str, holds: Callable[[Sample], bool], *, seconds: float) -> None:
         """Wait until `holds` is true of the newest sample; fail after `seconds` or when a process of ours died."""
         deadline = time.monotonic() + seconds
         while not (self.report.samples and holds(self.report.samples[-1])):
             self.processes.check()
-            if time.monotonic() > deadline:
+            now = time.monotonic()
+            if now > deadline:
                 last = self.report.samples[-1] if self.report.samples else None
                 raise DemoFailed(f"not {goal} within {seconds:.0f} s; last seen: {last}")
+            if now - self._said_at > SILENT_SECONDS:
+                self.say(f"not {goal} yet; waiting, {deadline - now:.0f} s at most")
             await asyncio.sleep(0.25)
 
     async def run(self) -> None:
@@ -78,6 +85,7 @@ class Demo:
             asyncio.create_task(self._follow_table()),
             asyncio.create_task(self._follow_samples()),
         ]
+        self.say("a server loads the model; the first start on a machine compiles its kernels, some seconds longer")
         await self.until("available", lambda now: now.phase == "Available" and now.ready == 1, seconds=120)
         await self._question()
         await self._load()
