@@ -12,8 +12,11 @@ from pagefleet_server.api.errors import REFUSAL_REASONS
 from pagefleet_server.api.gauges import GaugeView
 from pagefleet_server.api.load_report import report_load
 from pagefleet_server.api.metrics import Metrics
+from pagefleet_server.api.service import Service
 from pagefleet_server.api.tracker import Tracker
-from pagefleet_server.wire import Gauges, RequestOutput, StepDone
+from pagefleet_server.client.engine_client import EngineClient
+from pagefleet_server.settings import EngineSettings, ModelSettings, ServerSettings
+from pagefleet_server.wire import Gauges, Ready, RequestOutput, StepDone
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "metrics.md"
 LATENCY = "0.3 0.5 0.8 1 1.5 2 2.5 5 10 15 20 30 40 50 60 120 240 480 960 1920 7680"
@@ -145,6 +148,20 @@ def test_usage_counts_evictable_blocks_as_free() -> None:
     """Otherwise a full prefix cache would keep every replica for ever."""
     view = GaugeView(blocks_free=10, blocks_cached=50, blocks_used=40, blocks_total=100)
     assert sample(Metrics("m", lambda: view), "vllm:kv_cache_usage_perc") == 0.4
+
+
+async def test_blocks_add_up_between_the_engines_first_words() -> None:
+    """It says how many there are before it says what they are used for."""
+    settings = ServerSettings(EngineSettings(ModelSettings("m")))
+    client = EngineClient(settings.engine)
+    client.ready = Ready(16, 812, 8192, [2], 100, "cpu", {})
+    service = Service(settings, model_name="m", client=client, clock=lambda: 0.0)
+    gauges = Gauges(1, 0, 500, 12, 300, 812, 0, None, 1, 0, 0, 0)
+    for word in (None, gauges):
+        service.tracker.gauges = word
+        view = service.view()
+        assert view.blocks_free + view.blocks_cached + view.blocks_used == view.blocks_total
+    assert view.blocks_total == 812
 
 
 def test_families_can_be_picked_by_family_or_sample_name() -> None:

@@ -282,7 +282,6 @@ class Service:
             report_age_seconds=self.client.last_message_age_seconds,
             draining=self.drain.active,
             block_size=self.settings.engine.cache.block_size,
-            blocks_total=0 if ready is None or self.client.dead is not None else ready.num_blocks,
             attention_backend="" if ready is None else ready.attention_backend,
             linear_backend="" if ready is None else ready.linear_backend,
             start_seconds={} if ready is None else ready.start_seconds,
