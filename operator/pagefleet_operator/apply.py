@@ -23,6 +23,10 @@ logger = logging.getLogger(__name__)
 LAST = "Deployment"
 """The kind that is applied when all others are there."""
 
+NO_OBJECT = "1"
+"""resourceVersion of an apply that may only create: where there is no object it is not looked at, and none has it, as
+the store's first object has a higher one. So a creation that comes late changes nothing that others made meanwhile."""
+
 
 @dataclass(slots=True)
 class Ledger:
@@ -156,9 +160,9 @@ async def remove_children(
 
 
 def _with_preconditions(manifest: Manifest, live: Mapping[str, Any] | None) -> Manifest:
-    """The manifest for exactly the object that we looked at: any other one is a 409."""
+    """The manifest for exactly what we looked at, also where that was nothing: anything else is a 409."""
     if live is None:
-        return manifest
+        return {**manifest, "metadata": {**manifest["metadata"], "resourceVersion": NO_OBJECT}}
     known = live.get("metadata", {})
     metadata = {**manifest["metadata"], "uid": known.get("uid"), "resourceVersion": known.get("resourceVersion")}
     return {**manifest, "metadata": metadata}

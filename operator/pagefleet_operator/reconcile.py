@@ -309,6 +309,8 @@ class ObjectLoop:
             removed = await apply.remove_children(context.api, llmd, intended, observed, memory.ledger)
         except ApiError as error:
             memory.apply_failures += 1
+            if error.status == 409:
+                memory.found_at = None  # there may be an object that the watch does not show
             if error.is_transient and memory.apply_failures < PATIENCE:
                 raise
             memory.refused = _refusal(error, _digest(intended), now)

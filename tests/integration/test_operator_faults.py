@@ -350,14 +350,11 @@ async def test_a_stopped_leader_is_followed_and_writes_nothing_when_it_wakes(
         await cluster.operator.start()
 
 
-async def test_a_write_of_a_stopped_leader_that_arrives_late_is_refused(
-    cluster: OperatorCluster, tmp_path: Path
-) -> None:
-    """The lease keeps a leader from sending; what it had sent before it was stopped, its uid and version fence."""
-    standby = OperatorProcess(cluster.operator.kubeconfig, tmp_path / "standby.log", LEASE)
+@contextlib.asynccontextmanager
+async def held_write(cluster: OperatorCluster, path: str) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
+    """Keeps the first PATCH of this path on its way: (it is caught, let it go). Afterwards the operator is a new one."""
     leader = cluster.operator.process
     assert leader is not None
-    path = "/apis/apps/v1/namespaces/default/deployments/late"
     caught, released = asyncio.Event(), asyncio.Event()
 
     async def hold(request: web.Request) -> None:
@@ -365,41 +362,93 @@ async def test_a_write_of_a_stopped_leader_that_arrives_late_is_refused(
             caught.set()
             await released.wait()
 
-    await cluster.create({"replicas": 1}, name="late")
-    await cluster.condition("Available", "True", name="late")
-    await standby.start()
+    cluster.proxy.delay = hold
     try:
-        cluster.proxy.delay = hold
-        await cluster.client.patch(LLMDS, "late", {"spec": {"replicas": 2}}, "default")
-        async with asyncio.timeout(20):
-            await caught.wait()
-        leader.send_signal(signal.SIGSTOP)
-        await cluster.client.patch(LLMDS, "late", {"spec": {"replicas": 3}}, "default")
-
-        async def followed() -> bool:
-            return len(await cluster.pods("late")) == 3
-
-        await cluster.until(followed, "the standby took over", seconds=30)
-        before = len(cluster.proxy.seen)
-        released.set()
-
-        async def arrived() -> list[int]:
-            return [seen.status for seen in cluster.proxy.seen[before:] if (seen.method, seen.path) == ("PATCH", path)]
-
-        assert await cluster.until(arrived, "the late write") == [409]
-        leader.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(15):
-            assert await leader.wait() == 2
-        assert len(await cluster.pods("late")) == 3
-        await cluster.client.delete(LLMDS, "late", "default")
+        yield caught, released
     finally:
         released.set()
         with contextlib.suppress(ProcessLookupError):  # it has ended
             leader.send_signal(signal.SIGCONT)
         cluster.proxy.delay = None
-        await standby.stop()
         await cluster.operator.stop()
         await cluster.operator.start()
+
+
+@pytest.mark.parametrize("is_first", [False, True], ids=["a change", "a creation"])
+async def test_a_write_of_a_stopped_leader_that_arrives_late_is_refused(
+    cluster: OperatorCluster, tmp_path: Path, is_first: bool
+) -> None:
+    """The lease keeps a leader from sending; what it had sent before it was stopped, its uid and version fence. The
+    first apply of a child carried neither, and put an old spec over the next leader's."""
+    name = "late-new" if is_first else "late"
+    standby = OperatorProcess(cluster.operator.kubeconfig, tmp_path / "standby.log", LEASE)
+    leader = cluster.operator.process
+    assert leader is not None
+    path = f"/apis/apps/v1/namespaces/default/deployments/{name}"
+    if not is_first:
+        await cluster.create({"replicas": 1}, name=name)
+        await cluster.condition("Available", "True", name=name)
+    await standby.start()
+    try:
+        async with held_write(cluster, path) as (caught, released):
+            if is_first:
+                await cluster.create({"replicas": 2}, name=name)
+            else:
+                await cluster.client.patch(LLMDS, name, {"spec": {"replicas": 2}}, "default")
+            async with asyncio.timeout(20):
+                await caught.wait()
+            leader.send_signal(signal.SIGSTOP)
+            await cluster.client.patch(LLMDS, name, {"spec": {"replicas": 3}}, "default")
+
+            async def followed() -> bool:
+                return bool((await cluster.llmd(name)).get("status", {}).get("ready") == "3/3")
+
+            await cluster.until(followed, "the standby took over", seconds=30)
+            before = len(cluster.proxy.seen)
+            made = await cluster.get(DEPLOYMENTS, name)
+            released.set()
+
+            async def arrived() -> list[int]:
+                late = [seen for seen in cluster.proxy.seen[before:] if (seen.method, seen.path) == ("PATCH", path)]
+                return [seen.status for seen in late]
+
+            assert await cluster.until(arrived, "the late write") == [409]
+            leader.send_signal(signal.SIGCONT)
+            async with asyncio.timeout(15):
+                assert await leader.wait() == 2
+            found = await cluster.get(DEPLOYMENTS, name)
+            assert found is not None
+            assert made is not None
+            assert found["metadata"]["generation"] == made["metadata"]["generation"]
+            assert len(await cluster.pods(name)) == 3
+            await cluster.client.delete(LLMDS, name, "default")
+            await standby.stop()
+    finally:
+        await standby.stop()
+
+
+async def test_a_child_that_is_created_late_for_an_object_that_is_gone_goes_by_itself(cluster: OperatorCluster) -> None:
+    path = "/apis/apps/v1/namespaces/default/deployments/too-late"
+    leader = cluster.operator.process
+    assert leader is not None
+    async with held_write(cluster, path) as (caught, released):
+        await cluster.create({"replicas": 1}, name="too-late")
+        async with asyncio.timeout(20):
+            await caught.wait()
+        leader.send_signal(signal.SIGSTOP)
+        await cluster.client.delete(LLMDS, "too-late", "default")
+        before = len(cluster.proxy.seen)
+        released.set()
+
+        async def arrived() -> list[int]:
+            return [seen.status for seen in cluster.proxy.seen[before:] if seen.path == path]
+
+        assert await cluster.until(arrived, "the late write") == [201]
+
+        async def gone() -> bool:
+            return await cluster.get(DEPLOYMENTS, "too-late") is None and not await cluster.pods("too-late")
+
+        await cluster.until(gone, "the orphan is collected by its owner's uid")
 
 
 @pytest.mark.long

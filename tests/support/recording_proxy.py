@@ -21,7 +21,8 @@ class Seen:
     path: str
     status: int
     is_unguarded: bool = False
-    """It changed an object that was there without naming the uid and the version of what it had seen."""
+    """It changed an object without naming the uid and the version of what it had seen, or made one that may have been
+    there already."""
 
 
 @dataclass
@@ -77,7 +78,7 @@ class RecordingProxy:
         async with self._session.request(
             request.method, self.upstream + str(request.rel_url), data=body, headers=headers
         ) as upstream:
-            unguarded = request.method not in ("GET", "POST") and upstream.status == 200 and not _is_guarded(body)
+            unguarded = request.method not in ("GET", "POST") and not _is_guarded(body, upstream.status)
             self.seen.append(Seen(_verb(request), request.path, upstream.status, unguarded))
             kept = {key: value for key, value in upstream.headers.items() if key.lower() not in HOP_HEADERS}
             response = web.StreamResponse(status=upstream.status, headers=kept)
@@ -95,7 +96,8 @@ def _verb(request: web.Request) -> str:
     return "WATCH" if request.query.get("watch") in ("1", "true") else request.method
 
 
-def _is_guarded(body: bytes) -> bool:
+def _is_guarded(body: bytes, status: int) -> bool:
+    """Whether what has this answer would change nothing if it came late. What is made has no uid yet."""
     decoded = json.loads(body or b"{}")
     known = decoded.get("preconditions") or decoded.get("metadata") or {}
-    return bool(known.get("uid") and known.get("resourceVersion"))
+    return status >= 400 or bool(known.get("resourceVersion") and (known.get("uid") or status == 201))

@@ -144,3 +144,28 @@ async def test_filling_an_empty_map_takes_it_from_nobody(api: Api, namespace: st
     fields = {entry["manager"]: entry["fieldsV1"]["f:spec"] for entry in filled["metadata"]["managedFields"]}
     assert fields["tests"]["f:template"] == {}
     assert fields["other"] == {"f:template": {"f:a": {}}}
+
+
+@pytest.mark.parametrize(
+    ("version", "kind"),
+    [("apps/v1", "Deployment"), ("v1", "Service"), ("policy/v1", "PodDisruptionBudget")],
+    ids=["Deployment", "Service", "PodDisruptionBudget"],
+)
+async def test_an_apply_with_a_version_that_no_object_has_creates_and_changes_nothing(
+    api: Api, namespace: str, version: str, kind: str
+) -> None:
+    """What the operator's first applies rest upon: one that comes late is a conflict, forced or not."""
+    selector = {"matchLabels": {"app": "d"}}
+    spec: Json = {
+        "Deployment": deployment("d", replicas=0)["spec"],
+        "Service": {"ports": [{"port": 80}], "selector": {"app": "d"}},
+        "PodDisruptionBudget": {"maxUnavailable": 1, "selector": selector},
+    }[kind]
+    body: Json = {"apiVersion": version, "kind": kind, "metadata": {"name": "d", "resourceVersion": "1"}, "spec": spec}
+    root = f"/api/{version}" if version == "v1" else f"/apis/{version}"
+    path = f"{root}/namespaces/{namespace}/{kind.lower()}s/d"
+    created = await api.apply(path, body, force="true")
+    assert created.status == 201
+    body["metadata"]["labels"] = {"late": "yes"}
+    refused = await api.apply(path, body, force="true")
+    assert "the object has been modified" in refused.message(409)
