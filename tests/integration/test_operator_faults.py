@@ -352,7 +352,7 @@ async def test_a_stopped_leader_is_followed_and_writes_nothing_when_it_wakes(
 
 @contextlib.asynccontextmanager
 async def held_write(cluster: OperatorCluster, path: str) -> AsyncIterator[tuple[asyncio.Event, asyncio.Event]]:
-    """Keeps the first PATCH of this path on its way: (it is caught, let it go). Afterwards the operator is a new one."""
+    """Keeps the first PATCH of this path on its way: (it is caught, let it go). Ends with a new operator."""
     leader = cluster.operator.process
     assert leader is not None
     caught, released = asyncio.Event(), asyncio.Event()
