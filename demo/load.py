@@ -12,18 +12,22 @@ STREAM_SECONDS = 180.0
 
 
 async def ask(url: str, question: str) -> str:
-    """One greedy chat completion, not streamed."""
+    """One greedy chat completion, not streamed. Raises RuntimeError when there is no answer."""
     body = {
         "model": "smollm2-135m",
         "messages": [{"role": "user", "content": question}],
         "max_tokens": 32,
         "temperature": 0,
     }
-    async with (
-        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
-        session.post(f"{url}/v1/chat/completions", json=body) as response,
-    ):
-        text = await response.text()
+    try:
+        async with (
+            aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=60)) as session,
+            session.post(f"{url}/v1/chat/completions", json=body) as response,
+        ):
+            text = await response.text()
+    except (aiohttp.ClientError, TimeoutError) as error:
+        raise RuntimeError(f"the question has no answer: {error!r}") from error
+    else:
         if response.status != 200:
             raise RuntimeError(f"the question was answered with {response.status}: {text}")
         return str(json.loads(text)["choices"][0]["message"]["content"])
