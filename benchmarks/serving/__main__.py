@@ -128,7 +128,7 @@ async def main(options: argparse.Namespace) -> None:
                 server = await Server.start(make(name), logs / f"{name}.log")
                 print(f"{name} answers after {server.start_seconds:.1f} s", flush=True)
             open_servers[name] = server
-            record.starts.append(Start(server.peer.name, server.start_seconds))
+            record.starts.append(Start(server.peer.name, server.start_seconds, server.peer.version))
         if options.hold:
             servers.write_running(options.hold, open_servers)
             print(f"{', '.join(open_servers)} answer; addresses in {options.hold}; Ctrl-C ends them", flush=True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from benchmarks.serving.paths import Paths, quantised_gguf
+from benchmarks.serving.setup import VERSIONS
 from benchmarks.serving.workloads import Request
 
 SERVED_NAME = "m"
@@ -28,6 +29,8 @@ class Peer:
     in_process: bool = False
     """Not a server but a program that takes workloads on its standard input."""
     installed: bool = True
+    version: str = ""
+    """As installed by setup.py; "" for ours, whose commit is in the record."""
 
     @property
     def is_ours(self) -> bool:
@@ -69,7 +72,13 @@ def vllm(paths: Paths, model: Path, dtype: str = "bfloat16") -> Peer:
         "PATH": f"{paths.folder / 'vllm' / 'bin'}:{os.environ['PATH']}",
     }
     flags = ("--dtype", dtype, "--max-model-len", "4096")
-    return Peer("vllm", command + flags, env=env, installed=paths.program("vllm", "vllm").exists())
+    return Peer(
+        "vllm",
+        command + flags,
+        env=env,
+        installed=paths.program("vllm", "vllm").exists(),
+        version=VERSIONS["vllm"],
+    )
 
 
 def llama(paths: Paths, name: str, model: Path) -> Peer:
@@ -77,7 +86,8 @@ def llama(paths: Paths, name: str, model: Path) -> Peer:
     program = paths.llama_build / "bin" / "llama-server"
     threads = str(len(os.sched_getaffinity(0)))
     flags = ("-a", SERVED_NAME, "-t", threads, "-tb", threads, "-np", "16", "-c", "32768", "-cb")
-    return Peer(name, (str(program), "-m", str(model), *flags), installed=program.exists() and model.exists())
+    command = (str(program), "-m", str(model), *flags)
+    return Peer(name, command, installed=program.exists() and model.exists(), version=VERSIONS["llama"])
 
 
 def transformers_serve(paths: Paths) -> Peer:
@@ -87,7 +97,14 @@ def transformers_serve(paths: Paths) -> Peer:
     sizes = ("--cb-block-size", "32", "--cb-num-blocks", "1024", "--cb-max-batch-tokens", "1024")
     command = (str(program), "serve", str(paths.endless_model), *flags, *sizes)
     model = str(paths.endless_model)
-    return Peer("transformers", command, model=model, takes_ignore_eos=False, installed=program.exists())
+    return Peer(
+        "transformers",
+        command,
+        model=model,
+        takes_ignore_eos=False,
+        installed=program.exists(),
+        version=VERSIONS["transformers"],
+    )
 
 
 def openvino(paths: Paths) -> Peer:
@@ -95,7 +112,7 @@ def openvino(paths: Paths) -> Peer:
     python = paths.python("openvino")
     driver = str(Path(__file__).with_name("openvino_driver.py"))
     command = (str(python), driver, str(quantised_gguf()), str(len(os.sched_getaffinity(0))))
-    return Peer("openvino-q4", command, in_process=True, installed=python.exists())
+    return Peer("openvino-q4", command, in_process=True, installed=python.exists(), version=VERSIONS["openvino"])
 
 
 def known_peers(paths: Paths, size: str = "135m") -> dict[str, Callable[[], Peer]]:

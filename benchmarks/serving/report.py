@@ -97,5 +97,6 @@ def _workload_table(runs: Sequence[Run], workload: str, reference: str) -> str:
 def _server_table(record: Record) -> str:
     lines = ["| server | start to first answer, s | peak memory, MiB |", "|---|---|---|"]
     for start in record.starts:
-        lines.append(f"| {start.peer} | {start.seconds:.1f} | {record.peak_mib.get(start.peer, 0):.0f} |")
+        name = f"{start.peer} ({start.version})" if start.version else start.peer
+        lines.append(f"| {name} | {start.seconds:.1f} | {record.peak_mib.get(start.peer, 0):.0f} |")
     return "\n".join(lines)

@@ -3,14 +3,18 @@
 import asyncio
 import json
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 from aiohttp import web
 
 from benchmarks.serving.client import send_workload
 from benchmarks.serving.floors import ONE_BILLION, SMOLLM2, ModelSize, Rates, floor_seconds
-from benchmarks.serving.outcome import Answer, Record, Run, percentile, summarise
+from benchmarks.serving.outcome import Answer, Record, Run, Start, percentile, summarise
+from benchmarks.serving.paths import Paths
+from benchmarks.serving.peers import known_peers
 from benchmarks.serving.report import between_marks, markdown, ratios
+from benchmarks.serving.setup import VERSIONS
 from benchmarks.serving.workloads import WHAT, Request, Workload, build, one_token_words, shortened
 from pagefleet_server.tokenizer import load_tokenizer
 from support.smollm2 import smollm2_gguf
@@ -141,3 +145,11 @@ def test_the_tables_say_how_far_the_machine_is_away() -> None:
     assert "The machine allows 120 in bfloat16; ours reaches 50% of it." in markdown(
         Record({}, runs, floors={"A": 120.0})
     )
+
+
+def test_the_tables_name_the_version_of_every_peer(tmp_path: Path) -> None:
+    peers = {name: make() for name, make in known_peers(Paths(tmp_path)).items()}
+    assert {name for name, peer in peers.items() if not peer.version} == {"ours"}
+    starts = [Start(name, 1.0, peer.version) for name, peer in peers.items()]
+    table = markdown(Record({}, starts=starts))
+    assert f"| vllm ({VERSIONS['vllm']}) | 1.0 |" in table and "| ours | 1.0 |" in table
