@@ -19,7 +19,7 @@ from support.kv_memory_runner import expected_tokens
 from support.memory_engine import MemoryEngineRunner, make_settings
 from support.scheduling import make_limits, make_prompt, make_sampling
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 90.0
 
 
 class NoGuard:

@@ -58,7 +58,7 @@ async def test_a_deleted_namespace_takes_no_other_one_with_it(tmp_path: Path) ->
         await cluster.condition("Available", "True", name="here")
         await cluster.client.create(NAMESPACES, {"metadata": {"name": "team"}})
         assert cluster.operator.process is not None
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             assert await cluster.operator.process.wait() == 2, "it ends to serve what came"
         await cluster.operator.start()
         body = {"metadata": {"name": "there", "namespace": "team"}, "spec": {"model": {"source": "file:///m"}}}
@@ -70,7 +70,7 @@ async def test_a_deleted_namespace_takes_no_other_one_with_it(tmp_path: Path) ->
 
         await cluster.until(served, "the object in the namespace that came")
         await cluster.client.delete(NAMESPACES, "team")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             assert await cluster.operator.process.wait() == 2, "it ends as its lease is gone"
         await cluster.operator.start()
         await cluster.client.patch(LLMDS, "here", {"spec": {"replicas": 2}}, "default")

@@ -190,7 +190,7 @@ async def test_created_and_deleted_in_haste_the_last_one_has_its_own_children(cl
         ours = owners[0].get("uid") == created["metadata"]["uid"]
         return ours and len(await cluster.pods("hasty")) == 1
 
-    await cluster.until(is_right, "children of the last one", seconds=30)
+    await cluster.until(is_right, "children of the last one")
     await cluster.condition("Available", "True", name="hasty")
     await cluster.client.delete(LLMDS, "hasty", "default")
 
@@ -226,7 +226,7 @@ async def test_an_api_outage_holds_everything_and_is_caught_up(cluster: Operator
         async def followed(wanted: int = replicas) -> bool:
             return len(await cluster.pods("steady")) == wanted
 
-        await cluster.until(followed, f"{replicas} replicas after the outage", seconds=60)
+        await cluster.until(followed, f"{replicas} replicas after the outage")
     await cluster.client.delete(LLMDS, "steady", "default")
 
 
@@ -243,7 +243,7 @@ async def test_an_api_server_that_restarts_is_followed_by_the_same_operator(clus
         status = (await cluster.llmd("restarted")).get("status", {})
         return len(await cluster.pods("restarted")) == 3 and status.get("ready") == "3/3"
 
-    await cluster.until(followed, "three replicas after the restart", seconds=30)
+    await cluster.until(followed, "three replicas after the restart")
     assert process is not None
     assert cluster.operator.process is process
     assert process.returncode is None
@@ -258,7 +258,7 @@ async def test_a_partition_longer_than_the_lease_ends_the_operator_and_the_next_
     cluster.proxy.is_cut = True
     process = cluster.operator.process
     assert process is not None
-    async with asyncio.timeout(20):
+    async with asyncio.timeout(90):
         assert await process.wait() == 2
     assert len(await cluster.pods("split")) == 2, "serving needs no operator"
     cluster.proxy.is_cut = False
@@ -310,10 +310,10 @@ async def test_killed_at_any_step_of_a_scale_down_it_ends_right(cluster: Operato
 
     cluster.proxy.fault = kill
     cluster.node.loads |= {"killed": {}, busy: {"used": 5, "running": 1}}
-    async with asyncio.timeout(30):
+    async with asyncio.timeout(90):
         await process.wait()
     await cluster.operator.start()
-    await cluster.until(lambda: pods(1), "one replica", seconds=30)
+    await cluster.until(lambda: pods(1), "one replica")
     assert [pod["metadata"]["name"] for pod in await cluster.pods("killed")] == [busy]
     await cluster.client.delete(LLMDS, "killed", "default")
 
@@ -339,9 +339,9 @@ async def test_a_stopped_leader_is_followed_and_writes_nothing_when_it_wakes(
         async def followed() -> bool:
             return len(await cluster.pods("fenced")) == 2
 
-        await cluster.until(followed, "the standby took over", seconds=30)
+        await cluster.until(followed, "the standby took over")
         leader.send_signal(signal.SIGCONT)
-        async with asyncio.timeout(15):
+        async with asyncio.timeout(90):
             assert await leader.wait() == 2
         assert len(await cluster.pods("fenced")) == 2
         await cluster.client.delete(LLMDS, "fenced", "default")
@@ -395,7 +395,7 @@ async def test_a_write_of_a_stopped_leader_that_arrives_late_is_refused(
                 await cluster.create({"replicas": 2}, name=name)
             else:
                 await cluster.client.patch(LLMDS, name, {"spec": {"replicas": 2}}, "default")
-            async with asyncio.timeout(20):
+            async with asyncio.timeout(90):
                 await caught.wait()
             leader.send_signal(signal.SIGSTOP)
             await cluster.client.patch(LLMDS, name, {"spec": {"replicas": 3}}, "default")
@@ -403,7 +403,7 @@ async def test_a_write_of_a_stopped_leader_that_arrives_late_is_refused(
             async def followed() -> bool:
                 return bool((await cluster.llmd(name)).get("status", {}).get("ready") == "3/3")
 
-            await cluster.until(followed, "the standby took over", seconds=30)
+            await cluster.until(followed, "the standby took over")
             before = len(cluster.proxy.seen)
             made = await cluster.get(DEPLOYMENTS, name)
             released.set()
@@ -414,7 +414,7 @@ async def test_a_write_of_a_stopped_leader_that_arrives_late_is_refused(
 
             assert await cluster.until(arrived, "the late write") == [409]
             leader.send_signal(signal.SIGCONT)
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(90):
                 assert await leader.wait() == 2
             found = await cluster.get(DEPLOYMENTS, name)
             assert found is not None
@@ -433,7 +433,7 @@ async def test_a_child_that_is_created_late_for_an_object_that_is_gone_goes_by_i
     assert leader is not None
     async with held_write(cluster, path) as (caught, released):
         await cluster.create({"replicas": 1}, name="too-late")
-        async with asyncio.timeout(20):
+        async with asyncio.timeout(90):
             await caught.wait()
         leader.send_signal(signal.SIGSTOP)
         await cluster.client.delete(LLMDS, "too-late", "default")
@@ -465,7 +465,7 @@ async def test_of_two_operators_one_works_and_the_other_follows_when_it_is_kille
         async def stands_by() -> bool:
             return "standby: lease" in other.log.read_text()
 
-        await cluster.until(stands_by, "the other one stands by", seconds=30)
+        await cluster.until(stands_by, "the other one stands by")
         assert "serving" not in other.log.read_text()
         await cluster.operator.stop(signal.SIGKILL)
         await cluster.client.patch(LLMDS, "shared", {"spec": {"replicas": 3}}, "default")
@@ -473,7 +473,7 @@ async def test_of_two_operators_one_works_and_the_other_follows_when_it_is_kille
         async def followed() -> bool:
             return len(await cluster.pods("shared")) == 3
 
-        await cluster.until(followed, "the other one took over", seconds=30)
+        await cluster.until(followed, "the other one took over")
         deployment = await cluster.get(DEPLOYMENTS, "shared")
         assert deployment is not None
         assert deployment["spec"]["replicas"] == 3

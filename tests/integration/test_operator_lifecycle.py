@@ -238,7 +238,7 @@ async def test_an_object_of_our_name_that_is_not_ours_is_never_touched(cluster: 
     assert same is not None
     assert same["metadata"]["resourceVersion"] == created["metadata"]["resourceVersion"]
     await cluster.client.delete(SERVICES, "taken", "default")
-    await cluster.condition("Available", "True", name="taken", seconds=30.0)
+    await cluster.condition("Available", "True", name="taken")
 
 
 async def test_an_invalid_object_is_refused_with_the_field(cluster: OperatorCluster) -> None:
@@ -329,7 +329,7 @@ async def test_children_that_a_spec_may_ask_for_come_and_go_with_it(cluster: Ope
     async def exists(resource: Resource, wanted: bool) -> bool:
         return (await cluster.get(resource, "extra") is not None) is wanted
 
-    await cluster.until(lambda: exists(POD_MONITORS, True), "a PodMonitor once the kind is there", seconds=30)
+    await cluster.until(lambda: exists(POD_MONITORS, True), "a PodMonitor once the kind is there")
     await cluster.client.delete(NETWORK_POLICIES, "extra", "default")
     await cluster.until(lambda: exists(NETWORK_POLICIES, True), "a deleted policy comes back")
     off = {"monitoring": {"podMonitor": "Disabled"}, "networkPolicy": {"mode": "Disabled"}, "model": {"cache": None}}

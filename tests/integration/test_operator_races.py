@@ -34,7 +34,7 @@ async def settled(cluster: OperatorCluster, name: str, image: str, replicas: int
             and found["status"]["observedGeneration"] == found["metadata"]["generation"]
         )
 
-    await cluster.until(holds, f"{name}: {replicas} x {image}", seconds=60)
+    await cluster.until(holds, f"{name}: {replicas} x {image}")
 
 
 def image(text: str) -> dict[str, Any]:
@@ -70,7 +70,7 @@ async def test_deleted_in_the_middle_of_a_rollout_nothing_stays(cluster: Operato
         left = [await cluster.client.list(kind, "default", labelSelector=selector) for kind in kinds]
         return not any(listing["items"] for listing in left)
 
-    await cluster.until(nothing_left, "all children collected", seconds=30)
+    await cluster.until(nothing_left, "all children collected")
     del cluster.node.downloads["gone"]
 
 

@@ -8,7 +8,7 @@ from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.settings import EngineSettings
 from support.memory_engine import ENGINE_COMMAND
 
-DEADLINE_SECONDS = 30.0
+DEADLINE_SECONDS = 90.0
 
 
 @asynccontextmanager

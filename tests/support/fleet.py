@@ -43,9 +43,9 @@ class Fleet:
 
     def _bring_up(self) -> None:
         self._start("pagefleet-local", "up", "--dir", str(self.folder))
-        self.until("the API answers", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", seconds=20)
+        self.until("the API answers", lambda: self.kubectl("get", "--raw", "/readyz", check=False) == "ok", seconds=90)
         self.kubectl("apply", "-f", str(ROOT / "crds" / "llmdeployment.yaml"))
-        self.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.pagefleet.dev", "--timeout=10s")
+        self.kubectl("wait", "--for=condition=Established", "crd/llmdeployments.pagefleet.dev", "--timeout=60s")
         self._start("pagefleet-operator", "--namespace", "default", *self._operator_flags)
 
     def __exit__(
@@ -126,7 +126,7 @@ class Fleet:
             assert time.monotonic() < deadline, f"not within {seconds:.0f} s: {what}"
             time.sleep(POLL_SECONDS)
 
-    def wait_available(self, name: str, *, seconds: float = 60) -> None:
+    def wait_available(self, name: str, *, seconds: float = 180) -> None:
         """Until the condition Available is True for the newest generation."""
         self.until(
             f"{name} is Available",

@@ -82,7 +82,7 @@ class Kubectl:
         }
         return cls(folder, own)
 
-    def __call__(self, *arguments: str, timeout_seconds: float = 30.0) -> Said:
+    def __call__(self, *arguments: str, timeout_seconds: float = 90.0) -> Said:
         """Runs one command in the folder."""
         done = subprocess.run(
             [str(kubectl_path()), *arguments],

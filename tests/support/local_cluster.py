@@ -15,7 +15,7 @@ from pagefleet_localcluster.launcher import ClusterSettings, LocalCluster
 from pagefleet_localcluster.objects import Object, is_deleted, is_pod_ready
 
 T = TypeVar("T")
-DEADLINE_SECONDS = 20.0
+DEADLINE_SECONDS = 90.0
 SERVER = str(Path(__file__).with_name("tiny_server.py"))
 KUBECTL = str(Path(sys.executable).with_name("kubectl"))
 FAST_NODE = {"backoff_min_seconds": 0.1, "backoff_max_seconds": 1.0, "stop_seconds": 2.0}

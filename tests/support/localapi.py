@@ -90,7 +90,7 @@ class Api:
             return Answer(response.status, parsed, response.headers.copy())
 
     async def until(
-        self, ask: Callable[[], Awaitable[Answer]], good: Callable[[Answer], bool], *, seconds: float = 10.0
+        self, ask: Callable[[], Awaitable[Answer]], good: Callable[[Answer], bool], *, seconds: float = 60.0
     ) -> Answer:
         """Asks again until the answer is good; fails with the last one after the deadline."""
         end = asyncio.get_running_loop().time() + seconds
@@ -153,7 +153,7 @@ async def running_api(**options: Any) -> AsyncIterator[tuple[ApiServer, Api]]:
         await server.stop()
 
 
-async def watching(server: ApiServer, count: int, *, seconds: float = 20.0) -> None:
+async def watching(server: ApiServer, count: int, *, seconds: float = 60.0) -> None:
     """Waits until this many watches of ConfigMaps are open."""
     end = asyncio.get_running_loop().time() + seconds
     while len(server.cluster.store.waiters(("", "configmaps"))) != count:

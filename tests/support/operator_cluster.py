@@ -245,7 +245,7 @@ class OperatorProcess:
             return self.process.returncode if self.process else None
         self.process.send_signal(sign)
         try:
-            async with asyncio.timeout(15):
+            async with asyncio.timeout(60):
                 return await self.process.wait()
         except TimeoutError:
             self.process.kill()
@@ -299,7 +299,7 @@ class OperatorCluster:
         assert process.returncode == 0
         return out.decode()
 
-    async def until(self, check: Callable[[], Any], what: str, *, seconds: float = 20.0) -> Any:
+    async def until(self, check: Callable[[], Any], what: str, *, seconds: float = 90.0) -> Any:
         """Poll an async condition until it is truthy."""
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
