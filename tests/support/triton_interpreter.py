@@ -1,7 +1,7 @@
 """A process in which Triton interprets kernels on CPU tensors, with exact bf16 and fp8.
 
 TRITON_INTERPRET is read when a kernel is defined, and must not leak into the rest of the suite: so the kernels under
-test live in a worker process, and tests send it functions of `support.triton_work` with plain arguments.
+test live in a worker process, and tests send it functions of `support.triton_*work` with plain arguments.
 
 The interpreter itself gets three things wrong silently; `_repair` replaces its private functions for them:
 bf16 operands of tl.dot (it multiplies their bit patterns), fp32 -> bf16 (truncates) and fp32 -> fp8 (loses carries).

@@ -1,16 +1,13 @@
 """What tests send to the interpreting process: plain arguments in, tensors out."""
 
 from dataclasses import dataclass, replace
-from functools import partial
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import torch
 
 from pagefleet_kernels import ops
-from pagefleet_kernels.batch import AttentionBatch, KVShape
-from pagefleet_kernels.errors import KernelArgumentError
+from pagefleet_kernels.batch import KVShape
 from pagefleet_kernels.reference import make_backend as make_reference
 from pagefleet_kernels.sampling_batch import Penalties, SamplingBatch
 from pagefleet_kernels.triton import make_backend
@@ -20,7 +17,6 @@ from pagefleet_kernels.triton.cache import FP8, TritonCache
 from pagefleet_kernels.triton.configs import decode_config
 from pagefleet_kernels.triton.launch import INTERPRETER, run
 from support.attention_oracle import CASES, Case, World, build
-from support.hostile import BLOCK_SIZE, NUM_BLOCKS, SHAPE
 
 CPU = torch.device("cpu")
 
@@ -297,83 +293,6 @@ def dot_of_bf16(values: list[float]) -> tuple[list[float], float]:
     return canary(values)
 
 
-def compiled_step(dtype: torch.dtype) -> tuple[torch.Tensor, torch.Tensor]:
-    """Write, attend, norm and gate under torch.compile(fullgraph=True), beside the same without it."""
-    case = CASES["decodes then chunks"]
-    world = build(case, dtype=dtype)
-    backend = make_backend()
-    shape = case.shape
-
-    def step(query: torch.Tensor, cache: TritonCache, keys: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-        backend.write_kv(cache, keys, values, world.history_slots)
-        out = backend.paged_attention(query, cache, world.batch, scale=case.scale).flatten(1)
-        residual = out * 0.5
-        out = backend.add_rms_norm(out, residual, torch.ones_like(out[0]), epsilon=1e-6)
-        return backend.silu_mul(out + residual)
-
-    results = []
-    for function in (step, torch.compile(step, fullgraph=True, backend="aot_eager")):
-        cache = poisoned_cache(backend, shape, world.num_blocks, case.block_size, dtype)
-        results.append(function(world.query, cache, world.history_keys, world.history_values))
-    return results[0], results[1]
-
-
-def opcheck(name: str) -> dict[str, str]:
-    """torch's own checks of a registered op: schema (aliasing and mutation), fake tensors, autograd registration."""
-    cache = make_backend().allocate(KVShape(2, 16, 16), num_blocks=3, block_size=16, dtype=torch.float32, device=CPU)
-    rows, slots = torch.randn(2, 2, 16), torch.tensor([17, 40])
-    geometry = (16, 2, 16, 16, None, None)
-    wide, weight, ones = torch.randn(2, 32), torch.ones(32), torch.ones(2)
-    int32 = partial(torch.tensor, dtype=torch.int32)
-    turning = (slots, torch.tensor([0, 1]), torch.randn(4, 16), False, None, None, 1e-6)
-    arguments: dict[str, tuple[Any, ...]] = {
-        "write_kv": (cache.memory, *geometry, rows, rows, slots),
-        "rope_write_kv": (torch.randn(2, 4, 16), rows, rows, cache.memory, *geometry, *turning),
-        "copy_blocks": (cache.memory, torch.tensor([[1, 2]])),
-        "rms_norm": (wide, weight, 1e-6, 0.0),
-        "add_rms_norm": (wide, torch.randn(2, 32), weight, 1e-6, 0.0),
-        "silu_mul": (wide,),
-        "paged_attention": (
-            torch.randn(2, 4, 16), cache.memory, *geometry, int32([0, 1, 2]), int32([3, 2]), int32([[1], [2]]), None,
-            2, 1, 16, 0.25, 0, 0.0,
-        ),
-        "sample": (wide, ones, int32([0, 5]), ones, torch.zeros(2), torch.arange(2), torch.arange(2), *[None] * 5),
-    }  # fmt: skip
-    make_backend()
-    op = getattr(torch.ops.pagefleet, name).default
-    tests = ("test_schema", "test_faketensor", "test_autograd_registration")
-    return dict(torch.library.opcheck(op, arguments[name], test_utils=tests))
-
-
-def refusal_of_dtype(dtype: torch.dtype) -> str:
-    """The error's text."""
-    try:
-        make_backend().allocate(KVShape(1, 16, 16), num_blocks=2, block_size=16, dtype=dtype, device=CPU)
-    except KernelArgumentError as error:
-        return str(error)
-    return ""
-
-
-def refusal_of_foreign_cache() -> str:
-    """The error's text."""
-    foreign = make_reference().allocate(
-        KVShape(1, 16, 16), num_blocks=2, block_size=16, dtype=torch.float32, device=CPU
-    )
-    rows = torch.zeros(1, 1, 16)
-    try:
-        make_backend().write_kv(foreign, rows, rows, torch.tensor([16]))
-    except KernelArgumentError as error:
-        return str(error)
-    return ""
-
-
-def block_bytes(dtype: torch.dtype, shape: KVShape) -> tuple[int, int]:
-    """(bytes said per block, bytes held by three)."""
-    backend = make_backend()
-    cache = backend.allocate(shape, num_blocks=3, block_size=16, dtype=dtype, device=CPU)
-    return backend.bytes_per_block(shape, block_size=16, dtype=dtype), cache.num_bytes
-
-
 def launches(case: Case) -> int:
     """Kernels that one attention call launches."""
     world = build(case)
@@ -387,49 +306,6 @@ def launches(case: Case) -> int:
         max_seq_len=world.batch.max_seq_len, scale=1.0, window=0, softcap=0.0,
     )  # fmt: skip
     return len(plan_attention(operands, INTERPRETER))
-
-
-def benchmark_run(path: str, *, broken: tuple[str, ...] = (), seconds: float = 1e6) -> list[str]:
-    """All of the GPU benchmark on sizes that an interpreter can afford, its table at path -> what it calls failed.
-
-    broken: methods of the backend that raise, as a kernel that does not compile on the device would.
-    """
-    from benchmarks.gpu_checks import CheckCase
-    from benchmarks.gpu_neighbours import NeighbourSizes
-    from benchmarks.gpu_works import Scale, Work
-    from benchmarks.kernels_gpu import Report, run
-
-    sequences = ((1, 5), (1, 40), (1, 0), (9, 9), (20, 50), (0, 3))
-    shape = KVShape(2, 32, 16)
-    small: dict[str, Any] = {"head_dim": 32, "heads": 4, "kv_heads": 2}
-    scale = Scale(
-        decodes=(
-            Work("decode", 2, 1, 40, floor_ratio=0.5, **small),
-            Work("decode fp8", 2, 1, 40, storage=FP8, **small),
-        ),
-        prefills=(Work("prefill", 1, 20, 20, target_tflops=1, **small), Work("chunk", 1, 5, 20, **small)),
-        fp8_gains=("decode",),
-        checks=(
-            CheckCase("fp32", shape, 4, torch.float32, sequences=sequences),
-            CheckCase("bf16, window", shape, 4, window=17, sinks=True, sequences=sequences),
-            CheckCase("fp8", shape, 4, FP8, softcap=20.0, sequences=sequences),
-        ),
-        check_lengths=(5, 300),
-        neighbours=NeighbourSizes(2, 3, 3, 3, width=64, gate_width=32, vocab=300),
-        copy_bytes=1 << 16,
-        matmul_width=16,
-        most_buffers=2,
-    )
-    backend = make_backend()
-    for name in broken:
-        setattr(backend, name, _out_of_memory)
-    report = Report(Path(path), seconds)
-    run(backend, scale, report, swept=not broken)
-    return report.failed
-
-
-def _out_of_memory(*_: Any, **__: Any) -> None:
-    raise RuntimeError("CUDA out of memory")
 
 
 def whole_and_chunks(length: int, cuts: list[int], window: int | None) -> tuple[torch.Tensor, torch.Tensor]:
@@ -454,76 +330,3 @@ def whole_and_chunks(length: int, cuts: list[int], window: int | None) -> tuple[
             backend.paged_attention(world.query[first:last], cache, batch, scale=case.scale, sliding_window=window)
         )
     return pieces[0], torch.cat(pieces[1:])
-
-
-def refusal_at_the_door(name: str, change: dict[str, Any]) -> str:
-    """The text of the error that one changed argument of a well-formed call raises; empty when it is taken."""
-    backend = make_backend()
-    cache = backend.allocate(KVShape(2, 16, 16), num_blocks=3, block_size=16, dtype=torch.float32, device=CPU)
-    rows = torch.randn(2, 2, 16)
-    vectors = {
-        kind: torch.zeros(2, dtype=dtype)
-        for kind, dtype in (
-            ("temperature", torch.float32), ("top_k", torch.int32), ("top_p", torch.float32),
-            ("min_p", torch.float32), ("seeds", torch.int64), ("positions", torch.int64),
-        )
-    }  # fmt: skip
-    calls: dict[str, tuple[Any, dict[str, Any]]] = {
-        "rope_write_kv": (
-            backend.rope_write_kv,
-            {
-                "query": rows, "key": rows, "value": rows, "cache": cache, "slot_mapping": torch.tensor([16, -1]),
-                "positions": torch.tensor([0, 1]), "cos_sin": torch.randn(4, 16),
-            },
-        ),
-        "add_rms_norm": (
-            backend.add_rms_norm, {"x": torch.randn(2, 16), "residual": None, "weight": torch.ones(16), "epsilon": 1e-6}
-        ),
-        "silu_mul": (backend.silu_mul, {"x": torch.randn(2, 16)}),
-        "sample": (
-            lambda logits, **batch: backend.sample(logits, SamplingBatch(**batch)),
-            {"logits": torch.randn(2, 16), **vectors},
-        ),
-    }  # fmt: skip
-    function, arguments = calls[name]
-    try:
-        function(**(arguments | change))
-    except KernelArgumentError as error:
-        return str(error)
-    return ""
-
-
-def attend_whatever(batch: AttentionBatch) -> str:
-    """What came of it; a result holds only averages of the ones that every block but the null block holds."""
-    backend = make_backend()
-    cache = backend.allocate(SHAPE, num_blocks=NUM_BLOCKS, block_size=BLOCK_SIZE, dtype=torch.float32, device=CPU)
-    cache.memory[1:] = 1.0
-    query = torch.ones(len(batch.slot_mapping), 4, SHAPE.head_dim)
-    try:
-        out = ops.paged_attention(backend, query, cache, batch, scale=1.0)
-    except KernelArgumentError:
-        return "refused"
-    padding = (batch.seq_lens <= 0).repeat_interleave(batch.query_starts.diff())
-    want = torch.where(padding[:, None, None], 0.0, torch.ones_like(out))
-    return "computed" if torch.allclose(out, want) else f"wrong: {out}"
-
-
-def draw_whatever(logits: list[float], rule: list[float], top_k: int, position: int) -> int:
-    """The token."""
-    temperature, top_p, min_p = (torch.tensor([number]) for number in rule)
-    batch = SamplingBatch(
-        temperature=temperature, top_k=torch.tensor([top_k], dtype=torch.int32), top_p=top_p, min_p=min_p,
-        seeds=torch.tensor([5]), positions=torch.tensor([position]),
-    )  # fmt: skip
-    return int(make_backend().sample(torch.tensor([logits]), batch))
-
-
-def rope_outside_its_table() -> torch.Tensor:
-    """Turned rows at positions -1, 0 and 4 of a table of 4."""
-    backend = make_backend()
-    cache = backend.allocate(KVShape(1, 16, 16), num_blocks=3, block_size=16, dtype=torch.float32, device=CPU)
-    rows = torch.randn(3, 1, 16)
-    return backend.rope_write_kv(
-        rows, rows, rows, cache, slot_mapping=torch.tensor([-1, -1, -1]), positions=torch.tensor([-1, 0, 4]),
-        cos_sin=torch.randn(4, 16),
-    )  # fmt: skip

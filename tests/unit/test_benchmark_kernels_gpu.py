@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from support import triton_work as work
+from support import triton_benchmark_work as work
 from support.triton_interpreter import Interpreter, interpreter
 
 __all__ = ["interpreter"]

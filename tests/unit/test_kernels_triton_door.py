@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 import torch
 
-from support import triton_work as work
+from support import triton_door_work as work
 from support.triton_interpreter import Interpreter, interpreter
 
 __all__ = ["interpreter"]

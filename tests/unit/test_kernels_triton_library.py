@@ -11,7 +11,7 @@ from pagefleet_kernels.batch import KVShape
 from pagefleet_kernels.dispatch import select_backend
 from pagefleet_kernels.errors import BackendUnavailable
 from pagefleet_kernels.triton import make_backend
-from support import triton_work as work
+from support import triton_library_work as work
 from support.triton_interpreter import Interpreter, interpreter
 
 __all__ = ["interpreter"]
