@@ -29,6 +29,7 @@ TOLERANCE = 0.1
 SHRINK_MARGIN = 0.8
 """Replicas go only when what remains would then be filled to this part of the target at most."""
 
+OBJECTIVE = "Objective"
 STANDING = "Standing"
 """The rule for what load has done before; the others ask for what it needs."""
 
@@ -94,11 +95,12 @@ class Decision:
     active: bool
     """Whether the load could be judged: condition ScalingActive."""
     reason: str
-    """One word for the rule that won."""
+    """One word for the rule that won; also where it keeps replicas that demand would give back."""
     message: str
     """The same in a sentence."""
     limited_by: str | None
-    """What kept `replicas` from being `recommended`; None when nothing did."""
+    """The last of window, policies, bounds and budget that moved the count on its way from `recommended` to `replicas`;
+    None when none did."""
     inputs: Inputs
     history: History
     """The memory to hand to the next decision."""
@@ -131,6 +133,7 @@ def decide(
 
     down = float(spec.scale_down.stabilization_window_seconds)
     window = max(down, float(spec.scale_up.stabilization_window_seconds))
+    history = history.resumed(current, now=now)
     history = history.recommended(recommended, now=now, window_seconds=window, needed=needed)
     stable, window_limit = stabilize(spec, recommended, current, history, now)
     paced, rate_limit = limit_rate(spec, stable, current, history, now)
@@ -250,7 +253,7 @@ def _wants(fleet: Fleet, inputs: Inputs) -> Mapping[str, int]:
     if inputs.capacity_requests is not None:
         wants["Queue"] = _signal(inputs.requests, inputs.requests, inputs.capacity_requests, current, missing)
     if inputs.objective is not None and inputs.objective.replicas is not None:
-        wants["Objective"] = inputs.objective.replicas
+        wants[OBJECTIVE] = inputs.objective.replicas
     if inputs.standing > 1:
         wants[STANDING] = inputs.standing
     return wants
@@ -263,7 +266,7 @@ def _recommend(fleet: Fleet, inputs: Inputs) -> tuple[int, str]:
     wanted = inputs.wants[rule]
     if wanted < current and 2 * missing >= load.pods + missing:
         return current, "MetricsMissing"
-    if wanted == current:
+    if wanted == current and rule not in (OBJECTIVE, STANDING):
         return current, "WithinTolerance"
     return wanted, rule
 

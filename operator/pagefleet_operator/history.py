@@ -17,6 +17,9 @@ MAX_CHANGES = 256
 TURNOVER_WEIGHT = 0.05
 """Weight of one round's turnover: a memory of some forty seconds at the default period."""
 
+UNWATCHED_SECONDS = 10.0
+"""After so long without a judged load, or a step of the clock, what was needed is not known: five scrape periods."""
+
 KNEE_WEIGHT = 0.2
 """Weight of a new observation of the running requests at saturation."""
 
@@ -28,7 +31,7 @@ class Bucket:
     start: float
     max_wanted: int
     min_wanted: int | None = None
-    """None: restored from status, which keeps only the maximum."""
+    """None: not known; status keeps only the maximum."""
     max_needed: int | None = None
     """Without what must stand ready; None: not known to be less than `max_wanted`."""
 
@@ -66,6 +69,15 @@ class History:
     """How long a request runs, learnt while nothing waits, or once every replica was full for a minute."""
     standing: Standing = field(default_factory=Standing)
     """What load has done, as far as it says how many replicas must stand ready."""
+    watched_at: float | None = None
+    """When the load was last judged."""
+
+    def resumed(self, replicas: int, *, now: float) -> "History":
+        """After a time that nobody watched, all of the `replicas` count as needed until now: without metrics for longer
+        than the window, or after a clock's step, a fleet would else shrink at once."""
+        if self.watched_at is None or abs(now - self.watched_at) < UNWATCHED_SECONDS:
+            return self
+        return replace(self, buckets=(*self.buckets, Bucket(now, replicas))[-MAX_BUCKETS - 1 :])
 
     def recommended(self, wanted: int, *, now: float, window_seconds: float, needed: int | None = None) -> "History":
         """Remember one recommendation, and what it would be without what must stand ready (`needed`; None: the same);
@@ -81,7 +93,7 @@ class History:
             buckets = (*buckets[:-1], merged)
         else:
             buckets = (*buckets, Bucket(now, wanted, wanted, needed))
-        return replace(self, buckets=buckets[-MAX_BUCKETS - 1 :])
+        return replace(self, buckets=buckets[-MAX_BUCKETS - 1 :], watched_at=now)
 
     def max_since(self, now: float, *, window_seconds: float, bucket_window_seconds: float) -> int | None:
         """The highest recommendation of the last `window_seconds`; None when there was none."""

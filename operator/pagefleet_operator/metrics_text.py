@@ -108,11 +108,11 @@ def _read(text: str) -> tuple[Mapping[str, float], Buckets]:
 
 
 def _histogram(buckets: Buckets, name: str) -> Histogram:
-    """Raises ScrapeError when counts fall, are no numbers, or the infinite bound is missing."""
+    """Raises ScrapeError when counts fall, are no numbers, a bound is absurd, or the infinite one is missing."""
     found = sorted(buckets[name].items())
     if not found:
         return Histogram()
-    if any(math.isnan(bound) for bound, _ in found):
+    if any(math.isnan(bound) or MAX_COUNT < bound < math.inf for bound, _ in found):
         raise ScrapeError(f"{name} is no histogram")
     counts = [count for _, count in found]
     finite = all(math.isfinite(count) and 0 <= count <= MAX_COUNT for count in counts)

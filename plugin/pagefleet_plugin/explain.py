@@ -10,7 +10,7 @@ RULES = {
     "Queue": "the requests that run and wait",
     "Objective": "the latency objective, missed while replicas were full",
     "Standing": "what load has done before: this many replicas must be ready for its next jump",
-    "WithinTolerance": "nothing: the load is within 10 % of what the replicas carry",
+    "WithinTolerance": "nothing: the load fits the replicas that there were",
 }
 """Rules of the autoscaler: reason → what it looked at."""
 LIMITS = ("AbleToScale", "ScalingLimited", "ScalingActive")

@@ -208,10 +208,13 @@ class TestDecision:
         busy = fleet(4, *[sample(used=70)] * 4)
         spec = autoscaling(slo=SLO)
         lately = decide(spec, busy, self.history, 0.0)
+        history = lately.history
+        for now in range(8, 400, 8):
+            history = decide(spec, self.idle, history, float(now)).history
         assert (lately.unbudgeted, lately.needed) == (4, 4)
-        assert decide(spec, self.idle, lately.history, 200.0).needed == 4, "needed within the scale-down window"
-        assert decide(spec, self.idle, lately.history, 400.0).needed == 1
-        given = decide(spec, self.idle, lately.history, 400.0, allowance=1)
+        assert decide(spec, self.idle, lately.history, 9.0).needed == 4, "needed within the scale-down window"
+        assert decide(spec, self.idle, history, 400.0).needed == 1
+        given = decide(spec, self.idle, lately.history, 9.0, allowance=1)
         assert (given.replicas, given.limited_by) == (1, "DeviceBudget")
 
     def test_without_an_objective_nothing_must(self) -> None:
