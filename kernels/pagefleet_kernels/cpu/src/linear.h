@@ -121,8 +121,10 @@ inline void linear_rows(const LinearCall& call, const uint32_t* panel, int first
     const int k_words = call.in_features / Element<T>::per_word;
     Pace pace{read < 0 ? nullptr : &Ahead::own(), std::max(1, groups / kLinesAWord),
               (kLinesAWord + groups - 1) / std::max(1, groups)};
-    // Many rows hide the second level's latency, and are quicker with a few of them at a time through a whole panel.
-    const bool whole = last_row - first_row > kRowChunk && k_words * kWordBytes <= kNearPanel;
+    // Many rows hide the second level's latency, and are quicker with a few of them at a time through a whole panel; so are
+    // fewer where the second of two chunks would be short: it costs their sums' way through memory as a long one does.
+    const int many_rows = k_words <= kChunkWords * 3 / 2 ? 4 * kMaxRows : kRowChunk;
+    const bool whole = last_row - first_row > many_rows && k_words * kWordBytes <= kNearPanel;
     const int span = whole ? k_words : kChunkWords;
     for (int block = first_row; block < last_row; block += kRowChunk) {
         const int block_end = std::min(last_row, block + kRowChunk);
