@@ -20,7 +20,7 @@ COMPLAINTS: dict[str, list[str]] = {
     ],
     "a frozen loop passes health": [f"{OVERLOAD}::test_a_hanging_engine_fails_liveness_and_nothing_else_hangs"],
     "health takes half a minute under load": [
-        f"{SERVING}::test_probes_answer_while_long_prompts_are_tokenised",
+        "integration/test_api_about.py::test_probes_answer_while_long_prompts_are_tokenised",
         "unit/test_api_large_body.py::test_too_many_values_are_refused_before_they_are_made",
     ],
     "a prompt of 27 MB freezes everything": [
