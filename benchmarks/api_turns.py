@@ -9,13 +9,14 @@ no turn takes 50 ms, whatever a body of the largest allowed size asks for.
 
 import argparse
 import asyncio
-import json
 import sys
 import tempfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from msgspec import Raw, json
 
 TESTS = Path(__file__).resolve().parents[1] / "tests"
 sys.path.insert(0, str(TESTS))
@@ -48,6 +49,16 @@ def make_requests() -> list[Costly]:
     completion, chat = "/v1/completions", "/v1/chat/completions"
     many = {"n": 128, "max_tokens": 200, "ignore_eos": True}
     biases = {str(number): 1.0 for number in range(50)}
+    digits, keys = [1] * 2_000_000, dict.fromkeys(map(str, range(40_000)), 1)
+
+    def called(arguments: str) -> dict[str, Any]:
+        calls = [{"type": "function", "function": {"name": "f", "arguments": arguments}}]
+        return {"messages": [{"role": "assistant", "tool_calls": calls}]}
+
+    def function(number: int) -> dict[str, Any]:
+        kinds = {f"field{field}": {"type": "string"} for field in range(100)}
+        return {"type": "function", "function": {"name": f"f{number}", "parameters": {"properties": kinds}}}
+
     return [
         Costly("600,000 token ids that fit", completion, {"prompt": ids, "max_tokens": 1}, seconds=3),
         Costly("1,024 prompts of ids", completion, {"prompt": [[1, 2, 3]] * 1024, "max_tokens": 1}),
@@ -65,6 +76,17 @@ def make_requests() -> list[Costly]:
         Costly("a text that fits nowhere", completion, {"prompt": text}),
         Costly("a text of 3.9 MB to count", "/tokenize", {"prompt": text}),
         Costly("600,000 ids to read", "/detokenize", {"tokens": ids}),
+        Costly("2,000,000 ids, refused", completion, {"prompt": digits}),
+        Costly("the same in a list of lists", completion, {"prompt": [digits]}),
+        Costly("the same in an unknown field", completion, {"prompt": "a", "foo": digits}),
+        Costly("300,000 fields", completion, {f"{number}": 1 for number in range(300_000)}),
+        Costly("40,000 keys in one field", chat, {"messages": message, "chat_template_kwargs": keys}),
+        Costly("100,000 stop strings", completion, {"prompt": "a", "stop": ["ab"] * 100_000}),
+        Costly("nesting without end", completion, {"prompt": "a", "foo": Raw(b"[" * 4_000_000)}),
+        Costly("a text of escapes", completion, {"prompt": '\n",{[' * 460_000}),
+        Costly("a million lists in a call's arguments", chat, called("[" + "[]," * 1_000_000 + "1]")),
+        Costly("32,000 numbers in them", chat, called("[" + "1," * 32_000 + "1]")),
+        Costly("128 functions of 100 fields", chat, {"messages": message, "tools": [function(n) for n in range(128)]}),
         Costly("4,096 messages", chat, {"messages": message * 4096, "max_tokens": 1}),
     ]
 
@@ -115,7 +137,7 @@ async def measure(wanted: list[str]) -> None:
 async def measure_one(talk: api_server.Talk, costly: Costly) -> str:
     """One line."""
     known = len(talk.server.log)
-    data, outcome = json.dumps(costly.body).encode(), "left"
+    data, outcome = json.encode(costly.body), "left"
     try:
         async with asyncio.timeout(costly.seconds):
             headers = {"Content-Type": "application/json"}

@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, decoders, models
 
 from pagefleet_server.api.byte_detokenizer import ByteDetokenizer
-from pagefleet_server.api.detokenizer import MAX_WINDOW_TOKENS, Decode, Detokenizer
+from pagefleet_server.api.detokenizer import CONTEXT_TOKENS, MAX_WINDOW_TOKENS, Decode, Detokenizer, decode_in_slices
 from pagefleet_server.api.token_text import TokenTexts
 from pagefleet_server.tokenizer import load_tokenizer
 from support.smollm2 import smollm2_gguf
@@ -86,6 +86,25 @@ def test_output_without_any_character_costs_bounded_work() -> None:
     assert longest <= MAX_WINDOW_TOKENS
 
 
+@given(text=TEXTS, points=st.lists(st.integers(0, 400), max_size=80), size=st.integers(4, 30))
+def test_slices_of_a_long_text_join_to_what_one_decode_gives(text: str, points: list[int], size: int) -> None:
+    tokens = cut(text.encode(), points)
+    longest = 0
+
+    def decode(ids: list[int]) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return byte_level(tokens)(ids)
+
+    assert "".join(decode_in_slices(decode, range(len(tokens)), size)) == text
+    assert longest <= size + CONTEXT_TOKENS
+
+
+def test_slices_of_what_forms_no_character_are_cut_anywhere() -> None:
+    pieces = list(decode_in_slices(lambda ids: "\ufffd" * len(ids), [0] * 1000, 30))
+    assert len(pieces) < 80 and all(len(piece) <= 30 for piece in pieces)
+
+
 REAL = load_tokenizer(smollm2_gguf())
 REAL_TEXTS = TokenTexts(REAL.tokenizer)
 
@@ -148,6 +167,13 @@ def test_byte_fallback_output_joins_to_the_text_behind_the_prompt(
     text = "".join(run(FALLBACK.decode, before, after))
     assert text == whole[len(shown) :] or (not before and text == whole)
     assert "\ufffd" in whole or "\ufffd" not in text
+
+
+@given(output=st.lists(CHARACTERS, max_size=60), size=st.integers(4, 30))
+def test_slices_of_byte_fallback_join_to_what_one_decode_gives(output: list[list[int]], size: int) -> None:
+    """Llama 2's kind: a run of byte tokens with half a character is U+FFFD throughout, and the first space is lost."""
+    ids = list(itertools.chain(*output))
+    assert "".join(decode_in_slices(FALLBACK.decode, ids, size)) == FALLBACK.decode(ids)
 
 
 @pytest.mark.parametrize("text", ["🙂" * 50, "漢" * 50, "é" * 50])

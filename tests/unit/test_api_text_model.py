@@ -60,6 +60,21 @@ async def test_ids_of_a_long_text_are_made_in_slices_and_none_is_lost(model: Tex
     assert model.decode(ids, skip_special_tokens=False) == text
 
 
+async def test_ids_without_end_are_decoded_in_slices(model: TextModel, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A million at once kept the interpreter for 70 ms."""
+    longest, decode = 0, model.decode
+
+    def watch(ids: list[int], *, skip_special_tokens: bool) -> str:
+        nonlocal longest
+        longest = max(longest, len(ids))
+        return decode(ids, skip_special_tokens=skip_special_tokens)
+
+    monkeypatch.setattr(model, "decode", watch)
+    ids = [1, 2, 3] * ID_SLICE
+    assert await model.decode_long(ids, skip_special_tokens=False) == "abc" * ID_SLICE
+    assert longest < ID_SLICE + 100
+
+
 async def test_a_text_with_too_many_tokens_is_refused_with_their_number(model: TextModel) -> None:
     with pytest.raises(BadRequestError, match="context is 100 tokens; the prompt has 100"):
         await model.encode("a" * 100, add_special_tokens=False, max_model_len=100)

@@ -1,16 +1,32 @@
 """From token ids to text, piece by piece: the pieces joined are the text, and no character is ever split."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
 REPLACEMENT = "\ufffd"
 CONTEXT_TOKENS = 8
 """Tokens in front that decide how the next one is written: leading spaces, byte runs (a character and a torn one)."""
 MAX_CHARACTER_BYTES = 4
+CUT_TRIES = 16
 MAX_WINDOW_TOKENS = 64
 """The window is cut even without a clean boundary: output that never forms a character must not cost more and more."""
 
 Decode = Callable[[list[int]], str]
+
+
+def decode_in_slices(decode: Decode, token_ids: Sequence[int], size: int) -> Iterator[str]:
+    """The text of any number of tokens in pieces of about `size` tokens: decoding all at once would keep the
+    interpreter to itself. Cut where no character is torn; where none is whole for CUT_TRIES tokens, anywhere."""
+    start, context, num_known = 0, list[int](), 0
+    while start < len(token_ids):
+        last = min(start + size, len(token_ids))
+        for end in range(last, max(start, last - CUT_TRIES), -1):
+            text = decode([*context, *token_ids[start:end]])
+            if end == len(token_ids) or not text.endswith(REPLACEMENT):
+                break
+        yield text[num_known:]
+        context, num_known = _find_context(decode, token_ids[max(0, end - CONTEXT_TOKENS - 1) : end])
+        start = end
 
 
 class TokensToText(Protocol):

@@ -2,7 +2,7 @@
 
 Validation is C code that keeps the interpreter to itself, in a thread as well, and its time grows with the number of
 JSON values, not of bytes: a prompt of megabytes is one value. So lists of token ids are read apart, in slices, and of
-everything else there may be a bounded number of values.
+everything else there may be a bounded number of values. Between any two steps over all bytes the loop has a turn.
 """
 
 import asyncio
@@ -13,23 +13,21 @@ import msgspec
 from pydantic import BaseModel, ValidationError
 
 from pagefleet_server.api.errors import BadRequestError, describe_validation
+from pagefleet_server.api.json_values import check_strings, check_values
+from pagefleet_server.api.protocol.sampling import MAX_ALLOWED_IDS
 
 Body = TypeVar("Body", bound=BaseModel)
 
 SMALL_BYTES = 128 * 1024
 """Smaller bodies are validated at once."""
-SLICE_BYTES = 64 * 1024
-"""Of a list of token ids, between two turns of the loop; about 10,000 ids. A probe takes three or four turns."""
-MAX_CONTAINERS = 16 * 1024
-"""Objects and lists beside the lists of token ids. 4096 messages, each with a list of one part, have 12,289."""
-MAX_VALUES = 96 * 1024
-"""Values of any kind beside them: the longest allowed_token_ids and as many messages as there may be."""
+SLICE_BYTES = 16 * 1024
+"""Of a list of token ids, between two turns of the loop; 3,000 to 8,000 ids. A probe takes three or four turns."""
 MAX_FIELDS = 1024
 """Of the body itself: each field that nobody knows is looked at."""
-MAX_STRINGS = 2 * MAX_VALUES
-"""Keys and values."""
-ID_FIELDS = ("prompt", "input", "tokens")
+ID_FIELDS = ("prompt", "input", "tokens", "allowed_token_ids")
 """What may be a list of token ids, in the order of the routes."""
+MAX_IDS = {"allowed_token_ids": MAX_ALLOWED_IDS}
+"""Of a field that is one list, and not bounded by the context."""
 MAX_ID_LISTS = 1024
 PLACEHOLDER = msgspec.Raw(b"[0]")
 
@@ -37,9 +35,7 @@ _TokenId = Annotated[int, msgspec.Meta(ge=0, lt=2**31)]
 _document = msgspec.json.Decoder(dict[str, msgspec.Raw])
 _flat = msgspec.json.Decoder(list[_TokenId])
 _nested = msgspec.json.Decoder(list[Annotated[list[_TokenId], msgspec.Meta(min_length=1)]])
-_MARKS = b'"[{,'
-_NO_MARKS = bytes(sorted(set(range(256)) - set(_MARKS)))
-_STRING = re.compile(rb'"[^"]*"')
+_OPENED = re.compile(rb"[ \t\r\n]*\[")
 _GAP = re.compile(rb"[ \t\r\n]*(,)?[ \t\r\n]*")
 
 
@@ -47,6 +43,8 @@ async def parse_body(raw: bytes, kind: type[Body]) -> Body:
     """The validated body. Raises BadRequestError."""
     ids: dict[str, list[int] | list[list[int]]] = {}
     if len(raw) > SMALL_BYTES:
+        check_strings(raw)
+        await asyncio.sleep(0)
         try:
             document = _document.decode(raw)
             if len(document) > MAX_FIELDS:
@@ -56,25 +54,34 @@ async def parse_body(raw: bytes, kind: type[Body]) -> Body:
                     await asyncio.sleep(0)  # each copy of megabytes takes some milliseconds
                     ids[name] = await read_ids(bytes(document[name]), name)
                     document[name] = PLACEHOLDER
+            await asyncio.sleep(0)
             raw = msgspec.json.encode(document)
+            del document
             await asyncio.sleep(0)
         except (msgspec.MsgspecError, RecursionError) as error:
             raise BadRequestError(f"body: invalid JSON: {str(error)[:200]}") from error
         check_values(raw)
+        await asyncio.sleep(0)
     try:
         body = kind.model_validate_json(raw)
     except ValidationError as error:
         raise describe_validation(error) from error
     for name, value in ids.items():
         setattr(body, name, value)
+    if len(raw) > SMALL_BYTES:
+        await asyncio.sleep(0)
     return body
 
 
 async def read_ids(raw: bytes, name: str) -> list[int] | list[list[int]]:
     """A list of token ids, or a list of such lists. Raises BadRequestError naming the field."""
     try:
+        if name in MAX_IDS and raw.count(b",") >= MAX_IDS[name]:
+            raise BadRequestError(f"{name}: at most {MAX_IDS[name]} token ids are allowed", param=name)
         if raw.count(b"[") == 1:
             return await _read_flat(raw)
+        if name in MAX_IDS:
+            raise BadRequestError(f"{name}: no list of token ids", param=name)
         if raw.count(b"[") > MAX_ID_LISTS + 1:
             raise BadRequestError(f"{name}: more than {MAX_ID_LISTS} lists of token ids", param=name)
         return await _read_nested(raw)
@@ -99,14 +106,21 @@ async def _read_flat(raw: bytes) -> list[int]:
 
 
 async def _read_nested(raw: bytes) -> list[list[int]]:
-    """Cut behind closing brackets: there is nothing else that they could close."""
+    """A long list by itself, short ones together, cut behind closing brackets: nothing else can they close."""
     lists: list[list[int]] = []
     inside = raw.strip()[1:-1]
     start = 0
     while start < len(inside):
-        bracket = inside.find(b"]", start + SLICE_BYTES)
-        end = len(inside) if bracket < 0 else bracket + 1
-        lists += _nested.decode(b"[" + inside[start:end] + b"]")
+        end = inside.find(b"]", start) + 1
+        if end - start > SLICE_BYTES:
+            if not _OPENED.match(inside, start, end):
+                raise msgspec.DecodeError("there is something else between the lists")
+            lists.append(await _read_flat(inside[start:end]))
+            if not lists[-1]:
+                raise msgspec.DecodeError("a list is empty")
+        else:
+            end = inside.rfind(b"]", start, start + SLICE_BYTES) + 1 or len(inside)
+            lists += _nested.decode(b"[" + inside[start:end] + b"]")
         gap = _GAP.match(inside, end)
         assert gap is not None  # it may be empty
         start = gap.end()
@@ -114,22 +128,6 @@ async def _read_nested(raw: bytes) -> list[list[int]]:
             raise msgspec.DecodeError("lists must have one comma between them")
         await asyncio.sleep(0)
     return lists
-
-
-def check_values(raw: bytes) -> None:
-    """Raises BadRequestError for JSON with too many values. Cheap for texts; brackets in texts do not count."""
-    if raw.count(b"[") + raw.count(b"{") <= MAX_CONTAINERS and raw.count(b",") <= MAX_VALUES - MAX_CONTAINERS:
-        return
-    marks = raw.replace(b"\\\\", b"").replace(b'\\"', b"").translate(None, _NO_MARKS)
-    num_strings = marks.count(b'"') // 2
-    bare = _STRING.sub(b"", marks) if num_strings <= MAX_STRINGS else b""
-    num_commas = bare.count(b",")
-    num_containers = len(bare) - num_commas
-    if num_strings > MAX_STRINGS or num_containers > MAX_CONTAINERS or num_commas + num_containers > MAX_VALUES:
-        raise BadRequestError(
-            f"the body has too many JSON values; beside token ids at most {MAX_VALUES} are read, of them "
-            f"{MAX_CONTAINERS} objects and lists"
-        )
 
 
 def _begins_with_ids(raw: msgspec.Raw) -> bool:

@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 from pagefleet_server.api.byte_detokenizer import ByteDetokenizer
 from pagefleet_server.api.chat_template import ChatTemplate
-from pagefleet_server.api.detokenizer import Detokenizer, TokensToText
+from pagefleet_server.api.detokenizer import Detokenizer, TokensToText, decode_in_slices
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.grammar_worker import GrammarCompiler
 from pagefleet_server.api.lengths import check_room, check_text_bytes
@@ -119,7 +119,11 @@ class TextModel:
 
     async def decode_long(self, token_ids: list[int], *, skip_special_tokens: bool) -> str:
         """Text of any number of tokens."""
-        return await self._in_thread(lambda: self.decode(token_ids, skip_special_tokens=skip_special_tokens))
+
+        def decode(ids: list[int]) -> str:
+            return self.decode(ids, skip_special_tokens=skip_special_tokens)
+
+        return await self._in_thread(lambda: "".join(decode_in_slices(decode, token_ids, ID_SLICE)))
 
     async def token_strings(self, token_ids: Sequence[int]) -> list[str]:
         """Tokens as the vocabulary writes them."""

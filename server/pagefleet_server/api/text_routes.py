@@ -7,6 +7,7 @@ from aiohttp import web
 
 from pagefleet_server.api.bodies import read_body
 from pagefleet_server.api.lengths import check_token_ids
+from pagefleet_server.api.protocol.chat import to_template
 from pagefleet_server.api.protocol.tokenizing import DetokenizeBody, TokenizeBody
 from pagefleet_server.api.service import SERVICE
 from pagefleet_server.api.whole_answer import send_json
@@ -25,7 +26,7 @@ async def post_tokenize(request: web.Request) -> web.StreamResponse:
         else:
             add_special_tokens = bool(body.add_special_tokens)
             text = await loaded.text.render(
-                [message.to_template(index) for index, message in enumerate(body.messages)],
+                to_template(body.messages),
                 add_generation_prompt=body.add_generation_prompt,
                 continue_final_message=body.continue_final_message,
                 variables=body.chat_template_kwargs,

@@ -1,11 +1,13 @@
 """Body of POST /v1/chat/completions, and messages as templates read them."""
 
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, JsonValue, Tag, model_validator
 from pydantic_core import from_json
 
 from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.json_values import check_strings, check_values
 from pagefleet_server.api.logprobs import MAX_TOP_LOGPROBS
 from pagefleet_server.api.protocol.sampling import Flag, SamplingBody
 from pagefleet_server.api.protocol.tools import MAX_TOOLS, Function, Tool
@@ -72,18 +74,35 @@ class Message(BaseModel):
         return "\n".join(part.text for part in self.content if part.text is not None)
 
 
-def _with_parsed_arguments(call: dict[str, Any], index: int) -> dict[str, Any]:
+def to_template(messages: Sequence[Message]) -> list[dict[str, Any]]:
+    """The conversation as chat templates expect it. Raises BadRequestError for content that is not text, and for
+    arguments of tool calls that have, all together, more values than a body may."""
+    calls = [call for message in messages for call in message.tool_calls or ()]
+    texts = [_arguments_text(call) or "" for call in calls]
+    written = ",".join(texts).encode(errors="replace")
+    check_strings(written)
+    check_values(written)
+    return [message.to_template(index) for index, message in enumerate(messages)]
+
+
+def _arguments_text(call: Mapping[str, Any]) -> str | None:
     function = call.get("function")
-    if not isinstance(function, dict) or not isinstance(function.get("arguments"), str):
+    arguments = function.get("arguments") if isinstance(function, dict) else None
+    return arguments if isinstance(arguments, str) else None
+
+
+def _with_parsed_arguments(call: dict[str, Any], index: int) -> dict[str, Any]:
+    text = _arguments_text(call)
+    if text is None:
         return call
     try:
         # The parser of bodies: bounded in depth and digits, and nothing in it that has no UTF-8.
-        arguments = from_json(function["arguments"] or "{}")
+        arguments = from_json(text or "{}")
     except ValueError as error:
         raise BadRequestError(
             f"arguments of a tool call are no JSON: {error}", param=f"messages[{index}].tool_calls"
         ) from error
-    return {**call, "function": {**function, "arguments": arguments}}
+    return {**call, "function": {**call["function"], "arguments": arguments}}
 
 
 class ChatBody(SamplingBody):
@@ -164,5 +183,5 @@ class ChatBody(SamplingBody):
 
     @property
     def template_messages(self) -> list[dict[str, Any]]:
-        """Raises BadRequestError for content that is not text."""
-        return [message.to_template(index) for index, message in enumerate(self.messages)]
+        """Raises BadRequestError, see to_template."""
+        return to_template(self.messages)

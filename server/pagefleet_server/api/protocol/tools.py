@@ -18,7 +18,8 @@ class Function(BaseModel):
 
     def to_template(self) -> dict[str, Any]:
         """As templates expect it."""
-        return self.model_dump(exclude_none=True)
+        shown = {"name": self.name, "description": self.description, "parameters": self.parameters}
+        return {name: value for name, value in shown.items() if value is not None}
 
 
 class Tool(BaseModel):
