@@ -6,6 +6,7 @@ import json
 import logging
 import os
 import random
+import shlex
 import signal
 import subprocess
 import sys
@@ -45,7 +46,7 @@ def main(argv: Sequence[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="pagefleet-local", description="A Kubernetes cluster of local processes.")
     parser.add_argument("--version", action="version", version=version("pagefleet"))
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True)
     common = argparse.ArgumentParser(add_help=False)
     common.add_argument("--dir", type=Path, default=DEFAULT_FOLDER, help="the cluster's folder (%(default)s)")
 
@@ -85,7 +86,9 @@ def _up(options: argparse.Namespace) -> int:
         node_options=node_options,
     )
     if (pid := _running(options.dir)) is not None:
-        raise ValueError(f"a cluster already runs in {options.dir} (pid {pid}); stop it with `pagefleet-local down`")
+        raise ValueError(
+            f"a cluster already runs in {options.dir} (pid {pid}); stop it with `{_down_command(options.dir)}`"
+        )
     options.dir.mkdir(parents=True, exist_ok=True)
     if options.detach:
         return _detach(options)
@@ -141,8 +144,13 @@ def _detach(options: argparse.Namespace) -> int:
         time.sleep(0.02)
     process.returncode = 0  # it goes on without us
     print(log.read_text(), end="")
-    print(f"running in the background (pid {process.pid}), log in {log}; stop it with `pagefleet-local down`")
+    print(f"running in the background (pid {process.pid}), log in {log}; stop it with `{_down_command(options.dir)}`")
     return 0
+
+
+def _down_command(folder: Path) -> str:
+    named = "" if folder == DEFAULT_FOLDER.absolute() else f" --dir {shlex.quote(str(folder))}"
+    return f"pagefleet-local down{named}"
 
 
 def _down(options: argparse.Namespace) -> int:

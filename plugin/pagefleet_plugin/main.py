@@ -54,7 +54,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     shared.add_argument("-n", "--namespace", help="namespace (default: the context's)")
     shared.add_argument("--context", help="context of the kubeconfig")
     shared.add_argument("--kubeconfig", help="path of the kubeconfig")
-    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(dest="command", required=True)
 
     found = commands.add_parser("top", parents=[shared], help="live view of deployments and pods")
     found.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")

@@ -225,10 +225,12 @@ async def test_up_status_kubeconfig_and_down(tmp_path: Path) -> None:
     code, text = await run_local("kubeconfig", *folder)
     assert code == 1 and "start one with `pagefleet-local up`" in text
     code, text = await run_local("up", "--detach", "--nodes", "2", *folder)
+    stop = f"stop it with `pagefleet-local down --dir {tmp_path}`"  # without the folder it would stop another one
     try:
+        assert stop in text
         assert code == 0 and re.search(r"cluster ready in \d\.\d\d s at http://127\.0\.0\.1:\d+: 2 node", text), text
         code, again = await run_local("up", *folder)
-        assert code == 1 and "a cluster already runs in" in again
+        assert code == 1 and "a cluster already runs in" in again and stop in again
         code, path = await run_local("kubeconfig", *folder)
         assert (code, path) == (0, f"{tmp_path / 'kubeconfig'}\n")
         async with Client(Kubeconfig.load(path.strip())) as client:
