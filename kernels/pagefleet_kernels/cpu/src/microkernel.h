@@ -17,13 +17,12 @@ constexpr int kMaxRows = 4;
 constexpr int kMaxColumns = 1;
 #endif
 
-//
-// What is streamed from memory is read once: with Ahead, each line of b that is used asks for the same line of the tile
-// that comes one span later (ahead[c]), so that memory is never waited for and never asked in bursts.
+// What is streamed from memory is read once: with Ahead, each step asks for C lines of what comes one span later, those at
+// ahead[c], ahead_stride words further with each step, so that memory is never waited for and never asked in bursts.
 template <class T, bool Ahead, int R, int C>
 inline __attribute__((always_inline)) void accumulate(Vec (&acc)[R][C], const char* const* a,
                                                       const uint32_t* const* b, const uint32_t* const* ahead,
-                                                      size_t b_stride, int begin, int end) {
+                                                      size_t b_stride, int begin, int end, size_t ahead_stride = 0) {
     using E = Element<T>;
     for (int step = begin; step < end; ++step) {
         typename E::Lanes columns[C];
@@ -32,7 +31,7 @@ inline __attribute__((always_inline)) void accumulate(Vec (&acc)[R][C], const ch
         if constexpr (Ahead) {
 #pragma GCC unroll 8
             for (int c = 0; c < C; ++c)
-                _mm_prefetch(reinterpret_cast<const char*>(ahead[c] + static_cast<size_t>(step) * b_stride),
+                _mm_prefetch(reinterpret_cast<const char*>(ahead[c] + static_cast<size_t>(step - begin) * ahead_stride),
                              _MM_HINT_T0);
         }
 #pragma GCC unroll 8
@@ -47,11 +46,37 @@ inline __attribute__((always_inline)) void accumulate(Vec (&acc)[R][C], const ch
 constexpr int kSpan = 64;                  // tokens: see row_block.h
 constexpr int kSpanTiles = kSpan / kTile;  // tiles
 
-// The K tiles, or the V tiles, of one span; null where no row sees a key. `ahead` may be read by prefetches only.
+// The K tiles, or the V tiles, of one span; null where no row sees a key. `ahead` is what memory is asked for meanwhile,
+// and is read by prefetches only: the span's V tiles beside its K tiles, the next span's K tiles beside its V tiles. That is
+// half a span ahead: 8 KiB with heads of 64, 16 KiB with heads of 128, of the 32 or 48 KiB of a first level.
 struct Tiles {
     const uint32_t* now[kSpanTiles] = {};
     const uint32_t* ahead[kSpanTiles] = {};
+    size_t ahead_words = 0;  // of each tile
 };
+
+// Dot products of R rows with the keys of the C tiles from `first` on. The tiles ahead are asked for in the order in which
+// they will be read, one after the other.
+template <class T, bool Ahead, int R, int C>
+inline __attribute__((always_inline)) void accumulate_keys(Vec (&acc)[R][C], const char* const* q, const Tiles& k,
+                                                           int first, int k_words) {
+    constexpr size_t kStep = static_cast<size_t>(C) * kTile;  // words of C lines
+    const uint32_t* const* now = k.now + first;
+    if constexpr (!Ahead) {
+        accumulate<T, false, R, C>(acc, q, now, now, kTile, 0, k_words);
+        return;
+    }
+    const int steps = static_cast<int>((k.ahead_words + kStep - 1) / kStep);
+    for (int part = 0; part < C; ++part) {
+        const int begin = k_words * part / C, end = k_words * (part + 1) / C;
+        const int middle = begin + steps < end ? begin + steps : end;
+        const uint32_t* ahead[C];
+#pragma GCC unroll 8
+        for (int c = 0; c < C; ++c) ahead[c] = k.ahead[first + part] + c * kTile;
+        accumulate<T, Ahead, R, C>(acc, q, now, ahead, kTile, begin, middle, kStep);
+        accumulate<T, false, R, C>(acc, q, now, now, kTile, middle, end);
+    }
+}
 
 // Scores: out[r][tile * 16 + token] = q[r] . k[token] for the tiles [first, last) of K.
 template <class T, bool Ahead, int R, int C>
@@ -61,7 +86,7 @@ inline void score_tiles(float* const* out, const char* const* q, const Tiles& k,
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) acc[r][c] = set1(0.0f);
-    accumulate<T, Ahead, R, C>(acc, q, k.now + first, k.ahead + first, kTile, 0, k_words);
+    accumulate_keys<T, Ahead, R, C>(acc, q, k, first, k_words);
 #pragma GCC unroll 8
     for (int r = 0; r < R; ++r)
 #pragma GCC unroll 8
@@ -99,17 +124,21 @@ inline void add_values(float* const* acc, const char* const* p, const Tiles& v, 
         const int stop = end - tile * kTileRows < kTileRows ? end - tile * kTileRows : kTileRows;
         const uint32_t *b[C], *ahead[C];
         const char* a[R];
+        // Keys are read from all tiles of a span in turn, and so asked for if as many lines are read here at a time.
+        constexpr bool kInTurn = C == kSpanTiles;
+        const size_t line = static_cast<size_t>(column / kLanes * kTileRows + (kInTurn ? tile * kTileRows + first : first));
 #pragma GCC unroll 8
         for (int c = 0; c < C; ++c) {
             b[c] = v.now[tile] + column + c * kLanes;
-            ahead[c] = v.ahead[tile] + column + c * kLanes;
+            ahead[c] = kInTurn ? v.ahead[c] + line * kTile : v.ahead[tile] + (line + static_cast<size_t>(c)) * kTile;
         }
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r) a[r] = p[r] + static_cast<size_t>(tile) * kTileRows * 4;
+        const size_t b_stride = static_cast<size_t>(v_pad), ahead_stride = static_cast<size_t>(kInTurn ? 1 : C) * kTile;
         if (first == 0 && stop == kTileRows)
-            accumulate<T, Ahead, R, C>(sums, a, b, ahead, static_cast<size_t>(v_pad), 0, kTileRows);
+            accumulate<T, Ahead, R, C>(sums, a, b, ahead, b_stride, 0, kTileRows, ahead_stride);
         else
-            accumulate<T, Ahead, R, C>(sums, a, b, ahead, static_cast<size_t>(v_pad), first, stop);
+            accumulate<T, Ahead, R, C>(sums, a, b, ahead, b_stride, first, stop, ahead_stride);
         row = tile * kTileRows + stop;
     }
 #pragma GCC unroll 8

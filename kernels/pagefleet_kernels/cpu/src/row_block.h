@@ -160,7 +160,7 @@ void attend_whole_span(const RowBlock& block, int row, const ScoreRule& rule, co
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
             for (int i = 0; i < kMaxColumns; ++i) acc[r][i] = set1(0.0f);
-        accumulate<T, Ahead, R, kMaxColumns>(acc, block.query + row, k.now + c, k.ahead + c, kTile, 0, layout.k_words);
+        accumulate_keys<T, Ahead, R, kMaxColumns>(acc, block.query + row, k, c, layout.k_words);
 #pragma GCC unroll 8
         for (int r = 0; r < R; ++r)
 #pragma GCC unroll 4
@@ -294,30 +294,48 @@ inline void attend_rows(int count, const RowBlock& block, int row, const ScoreRu
     }
 }
 
-// One split of a block of rows, from a clear state.
+// One line in `stride` words of [begin, end).
+inline void ask(const uint32_t* tile, size_t begin, size_t end, size_t stride) {
+    for (size_t at = begin; at < end; at += stride) _mm_prefetch(reinterpret_cast<const char*>(tile + at), _MM_HINT_T0);
+}
+
+// One split of a block of rows, from a clear state. Of each page that is two spans ahead one line is asked for: blocks lie
+// anywhere, and translating a new page's address takes as long as a read.
 template <class T>
 void attend_split(const RowBlock& block, int split, const ScoreRule& rule, const PagedTiles& tiles,
                   const Upcoming& next, const States& states) {
     const Layout& layout = *tiles.layout;
     states.clear(block.num_rows, layout.v_pad);
+    constexpr size_t kPageWords = 4096 / 4;
+    const bool streaming = block.num_rows <= kStreamingRows;
+    const size_t v_words = layout.tile_words() - layout.k_tile_words();
     const int begin = block.first > split * kSplit ? block.first : split * kSplit;
     const int end = block.last < (split + 1) * kSplit ? block.last : (split + 1) * kSplit;
     for (int span = begin / kSpan * kSpan; span < end; span += kSpan) {
         const bool whole = block.all_see(span, kSpan);
         Tiles k, v;
+        k.ahead_words = v_words;
         for (int i = 0; i < kSpanTiles; ++i) {
             int position = span + i * kTile;
+            v.ahead[i] = tiles.kv;
             if (position + kTile <= begin || position >= end) continue;
             k.now[i] = tiles.tile(position);
-            k.ahead[i] = position + kSpan < block.last ? tiles.tile(position + kSpan)
-                         : next.k[i] != nullptr        ? next.k[i]
-                                                       : k.now[i];
-            v.now[i] = k.now[i] + layout.k_tile_words();
-            v.ahead[i] = k.ahead[i] + layout.k_tile_words();
+            v.now[i] = k.ahead[i] = k.now[i] + layout.k_tile_words();
+            v.ahead[i] = k.now[i];
+            if (!streaming) continue;
+            auto later = [&](int spans) {
+                const int there = position + spans * kSpan;
+                return there < block.last ? tiles.tile(there) : next.k[i];
+            };
+            if (const uint32_t* tile = later(1)) {
+                v.ahead[i] = tile;
+                ask(tile, v_words, layout.k_tile_words(), kTile);  // more than what is asked for along V
+            }
+            if (const uint32_t* tile = later(2)) ask(tile, 0, layout.tile_words(), kPageWords);
         }
         for (int row = 0; row < block.num_rows; row += kMaxRows) {
             int count = block.num_rows - row < kMaxRows ? block.num_rows - row : kMaxRows;
-            if (row == 0 && block.num_rows <= kStreamingRows)
+            if (row == 0 && streaming)
                 attend_rows<T, true>(count, block, row, rule, layout, span, whole, k, v, states);
             else
                 attend_rows<T, false>(count, block, row, rule, layout, span, whole, k, v, states);
