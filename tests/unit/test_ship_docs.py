@@ -35,6 +35,7 @@ def test_the_site_builds_strictly(tmp_path: Path) -> None:
         timeout=120,
     )
     assert done.returncode == 0, done.stderr
+    assert "excluded from the built site" not in done.stderr, "a page links to what the site has not"
     outside = re.compile(r'(?:src|href)="(?:https?:)?//(?!squidfunk)[^"]*\.(?:js|css|woff2?|png|svg)"')
     for page in (tmp_path / "site").rglob("*.html"):
         assert not outside.search(page.read_text()), f"{page} loads something from elsewhere"
