@@ -30,7 +30,7 @@ async def settled(cluster: OperatorCluster, name: str, image: str, replicas: int
         return (
             {pod["spec"]["containers"][0]["image"] for pod in pods} == {image}
             and len(pods) == replicas
-            and found["status"].get("ready") == f"{replicas}/{replicas}"
+            and found.get("status", {}).get("ready") == f"{replicas}/{replicas}"
             and found["status"]["observedGeneration"] == found["metadata"]["generation"]
         )
 
