@@ -138,6 +138,7 @@ def test_nothing_stands_ready_at_the_cost_of_load(rows: list[tuple[int, int, int
                 replicas=replicas,
                 wanted=max(needed, wanted) if stands else needed,
                 needed=needed,
+                minimum=0,  # a minimum comes before everyone's load, whoever stands ready
                 priority=priority,
                 per=per,
             )
