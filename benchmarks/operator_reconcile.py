@@ -1,5 +1,5 @@
 """The operator's budget: 200 objects made at once and then under changing load, reconciled in 200 ms each (p95), in
-250 MB; 1,000 objects under changing load with at most 50 status writes a second; none at rest.
+250 MB; at most 50 writes in every second, with 1,000 objects made at once or under changing load; none at rest.
 
 python -m benchmarks.operator_reconcile [--objects 200] [--budget-objects 1000] [--seconds 60] [--evidence NAME]
 
@@ -7,6 +7,8 @@ The real operator against the local cluster; every object has one pod, which is 
 come from a process of their own (metrics_responder.py); its loads rest, and then are others every second. The time of
 one reconcile is the operator's own histogram, from its start to the answer to its last write; a change that waits for
 its turn is not in it. So the time from an object's creation to its Deployment is measured beside it, waiting included.
+Writes (those of the lease apart) are counted as the operator sends them, which is what the budget bounds, and as they
+reach the API server, whose event loop is late when it is busy and then sees two seconds' writes as one's.
 API server, controllers, pods and operator share this machine.
 """
 
@@ -29,12 +31,14 @@ ROOT = Path(__file__).resolve().parents[1]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
 from benchmarks.metrics_responder import Responder, addresses  # noqa: E402
+from pagefleet_localcluster.api.server import ApiServer  # noqa: E402
 from pagefleet_localcluster.client import DEPLOYMENTS, NODES, Resource  # noqa: E402
 from pagefleet_localcluster.reflector import Reflector  # noqa: E402
 from support.evidence import write_evidence  # noqa: E402
 from support.operator_cluster import LLMDS, OperatorCluster, operator_cluster  # noqa: E402
 
-GOALS = {"reconcile p95 (ms)": 200.0, "memory (MB)": 250.0, "status writes (1/s)": 50.0}
+BUSIEST = "most writes sent in a second, so far"
+GOALS = {"reconcile p95 (ms)": 200.0, "memory (MB)": 250.0, "writes (1/s)": 50.0, BUSIEST: 50.0}
 CHANGING = "load changes every second"
 QUIET_SECONDS = 6.0
 """Three scrape rounds: what was on its way has been written."""
@@ -55,6 +59,8 @@ class Counters:
     """Reconciles that took at most so many seconds."""
     writes: float
     """Requests that change something, renewals of the lease apart."""
+    busiest_second: float
+    """The most of them that were sent in any second so far."""
 
 
 async def read(cluster: OperatorCluster, process: psutil.Process) -> Counters:
@@ -63,6 +69,7 @@ async def read(cluster: OperatorCluster, process: psutil.Process) -> Counters:
     async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/metrics") as response:
         text = await response.text()
     buckets = re.findall(r'^pagefleet_operator_reconcile_seconds_bucket\{le="([^"]+)"\} (\S+)', text, re.M)
+    (busiest,) = re.findall(r"^pagefleet_operator_writes_busiest_second (\S+)", text, re.M)
     requests = re.findall(r'^pagefleet_operator_api_requests_total\{code="\d+",method="(\w+)"\} (\S+)', text, re.M)
     return Counters(
         time=time.monotonic(),
@@ -70,6 +77,7 @@ async def read(cluster: OperatorCluster, process: psutil.Process) -> Counters:
         others_cpu_seconds=time.process_time(),
         buckets={float(bound): float(count) for bound, count in buckets},
         writes=sum(float(count) for method, count in requests if method not in ("GET", "PUT")),
+        busiest_second=float(busiest),
     )
 
 
@@ -85,7 +93,7 @@ def quantile_ms(before: Counters, after: Counters, share: float) -> float:
     return 1000 * at
 
 
-def report(before: Counters, after: Counters, process: psutil.Process) -> dict[str, float]:
+def report(before: Counters, after: Counters, process: psutil.Process, arrivals: "Arrivals") -> dict[str, float]:
     """What happened between two moments."""
     seconds = after.time - before.time
     return {
@@ -99,9 +107,32 @@ def report(before: Counters, after: Counters, process: psutil.Process) -> dict[s
         / max(1.0, max(after.buckets.values()) - max(before.buckets.values())),
         "operator CPU (%)": 100 * (after.cpu_seconds - before.cpu_seconds) / seconds,
         "others' CPU (%)": 100 * (after.others_cpu_seconds - before.others_cpu_seconds) / seconds,
-        "status writes (1/s)": (after.writes - before.writes) / seconds,
+        "writes (1/s)": (after.writes - before.writes) / seconds,
+        BUSIEST: after.busiest_second,
+        "most writes arrived in a second": arrivals.most_in_a_second(before.time, after.time),
         "memory (MB)": process.memory_info().rss / 1e6,
     }
+
+
+class Arrivals:
+    """When the API server began with each write of the operator."""
+
+    def __init__(self) -> None:
+        self.times: list[float] = []
+        handle = ApiServer._handle
+
+        async def noted(server: ApiServer, request: Any) -> Any:
+            is_operator = request.headers.get("User-Agent") == "pagefleet-operator"
+            if is_operator and request.method != "GET" and "/leases" not in request.path:
+                self.times.append(time.monotonic())
+            return await handle(server, request)
+
+        ApiServer._handle = noted  # type: ignore[method-assign]
+
+    def most_in_a_second(self, begin: float, end: float) -> int:
+        """The most of them in any second between two moments."""
+        times = [moment for moment in self.times if begin <= moment <= end]
+        return max((bisect.bisect(times, moment + 1) - index for index, moment in enumerate(times)), default=0)
 
 
 class Followed:
@@ -124,11 +155,6 @@ class Followed:
         """LLMDeployments whose one replica is ready."""
         found = self._reflector.objects.values()
         return {item["metadata"]["name"] for item in found if item.get("status", {}).get("ready") == "1/1"}
-
-    def most_in_a_second(self, since: float) -> int:
-        """The most changes in any second."""
-        times = [moment for moment in self.changes if moment >= since]
-        return max((bisect.bisect(times, moment + 1) - index for index, moment in enumerate(times)), default=0)
 
     async def stop(self) -> None:
         """End the watch."""
@@ -169,7 +195,9 @@ async def make(cluster: OperatorCluster, names: list[str], objects: Followed) ->
     }
 
 
-async def phase(cluster: OperatorCluster, responder: Responder, count: int, seconds: int) -> Numbers:
+async def phase(
+    cluster: OperatorCluster, responder: Responder, arrivals: Arrivals, count: int, seconds: int
+) -> Numbers:
     """Objects up to `count`, made at once, then `seconds` of rest and of load that changes every second."""
     assert cluster.operator.process is not None
     process = psutil.Process(cluster.operator.process.pid)
@@ -186,19 +214,19 @@ async def phase(cluster: OperatorCluster, responder: Responder, count: int, seco
         await responder.show("change")
         await asyncio.sleep(seconds)
         after = await read(cluster, process)
-        most = objects.most_in_a_second(rested.time)
     finally:
         await objects.stop()
     return {
-        f"{len(fresh)} objects made at once": report(before, made, process) | waits,
-        f"{count} objects at rest": report(made, rested, process),
-        f"{count} objects, {CHANGING}": report(rested, after, process) | {"writes in the busiest second": most},
+        f"{len(fresh)} objects made at once": report(before, made, process, arrivals) | waits,
+        f"{count} objects at rest": report(made, rested, process, arrivals),
+        f"{count} objects, {CHANGING}": report(rested, after, process, arrivals),
     }
 
 
 async def measure(options: argparse.Namespace, folder: Path) -> Numbers:
     """All phases in one cluster."""
     numbers: Numbers = {}
+    arrivals = Arrivals()
     counts = sorted({options.objects, options.budget_objects} - {0})
     async with (
         Responder(counts[-1]) as responder,
@@ -215,17 +243,15 @@ async def measure(options: argparse.Namespace, folder: Path) -> Numbers:
 
         await cluster.until(leads, "the operator leads", seconds=60)
         for count in counts:
-            numbers |= await phase(cluster, responder, count, options.seconds)
+            numbers |= await phase(cluster, responder, arrivals, count, options.seconds)
     return numbers
 
 
 def goal_of(title: str, name: str) -> float | None:
-    """The memory's is of 200 objects; status writes are bounded once the objects are made."""
+    """The memory's is of 200 objects; nothing is written at rest."""
     if name == "memory (MB)" and int(title.split()[0]) > 200:
         return None
-    if name != "status writes (1/s)":
-        return GOALS.get(name)
-    return 0.0 if "at rest" in title else GOALS[name] if CHANGING in title else None
+    return 0.0 if name == "writes (1/s)" and "at rest" in title else GOALS.get(name)
 
 
 def main() -> None:

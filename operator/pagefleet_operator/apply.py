@@ -5,6 +5,7 @@ import logging
 from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from pagefleet_operator import names
@@ -22,6 +23,9 @@ logger = logging.getLogger(__name__)
 
 LAST = "Deployment"
 """The kind that is applied when all others are there."""
+
+MAX_COSTS = 20
+"""Deletion costs that one step writes."""
 
 NO_OBJECT = "1"
 """resourceVersion of an apply that may only create: where there is no object it is not looked at, and none has it, as
@@ -78,6 +82,35 @@ class Outcome:
     repairs: list[Repair] = field(default_factory=list)
     failure: ApiError | None = None
     """The first thing that went wrong; the rest happened all the same."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What a plan still has to write."""
+
+    costs: Mapping[str, int | None]
+    """Deletion costs of this step: the others are written in the next one."""
+    writes: int
+    """At most, Events about repairs included."""
+    is_repetition: bool
+    """Only children that are there and that this process has not applied yet, of a spec that was followed."""
+
+
+def outstanding(
+    llmd: LLMDeployment, plan: Plan, observed: Observed, ledger: Ledger, settings: ReconcileSettings, now: float
+) -> Work:
+    """What `write_costs`, `apply_children` and `remove_children` will send."""
+    kinds = [item["kind"] for item in plan.manifests if _is_due(item, observed, ledger, settings, now)]
+    costs = dict(islice(plan.costs.items(), MAX_COSTS))
+    applied_before = sum(kind in ledger.applied for kind in kinds)
+    followed = llmd.status.get("observedGeneration") == llmd.generation
+    return Work(
+        costs=costs,
+        writes=len(costs) + len(kinds) + applied_before + len(plan.removals),
+        is_repetition=followed
+        and not (costs or plan.removals or applied_before)
+        and all(kind in observed.children for kind in kinds),
+    )
 
 
 async def apply_children(

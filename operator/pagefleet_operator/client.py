@@ -103,6 +103,8 @@ class Api:
         """Called with (method, path, status) after every answer: for metrics."""
         self.may_write: Callable[[], bool] | None = None
         """Asked before every write, those of leases apart: False refuses it (the lease is lost)."""
+        self.before_write: Callable[[], None] | None = None
+        """Called when such a write goes out."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -201,8 +203,11 @@ class Api:
         content_type: str = "application/json",
         fenced: bool = True,
     ) -> Json:
-        if fenced and method != "GET" and self.may_write is not None and not self.may_write():
-            raise ApiError(status=0, reason="NotLeader", message=f"{method} {path} was not sent: the lease is lost")
+        if fenced and method != "GET":
+            if self.may_write is not None and not self.may_write():
+                raise ApiError(status=0, reason="NotLeader", message=f"{method} {path} was not sent: the lease is lost")
+            if self.before_write is not None:
+                self.before_write()
         target = path + (f"?{urlencode(query)}" if query else "")
         used = self._configuration
         answer, data = await self._send(method, target, body, content_type)

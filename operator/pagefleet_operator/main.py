@@ -31,6 +31,7 @@ from pagefleet_operator.specs import Specs
 from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.watch import build_registry
+from pagefleet_operator.write_budget import WriteBudget
 
 logger = logging.getLogger("pagefleet_operator")
 
@@ -237,6 +238,10 @@ async def _lead(
     clock = steady_clock()
     store = Store()
     specs = Specs()
+    budget = WriteBudget(settings.reconcile.writes_per_second)
+    api.before_write = lambda: budget.sent(clock())
+    telemetry.writes_waiting.set_function(lambda: budget.waiting)
+    telemetry.writes_busiest_second.set_function(lambda: budget.busiest)
     context = Context(
         api=api,
         store=store,
@@ -247,6 +252,7 @@ async def _lead(
         telemetry=telemetry,
         shares=Shares(settings.device_budgets, store, specs),
         pace=Pace(settings.reconcile.status_writes_per_second),
+        budget=budget,
         specs=specs,
     )
     manager = Manager(context)

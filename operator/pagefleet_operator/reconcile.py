@@ -7,22 +7,23 @@ backs off and touches no other object.
 import asyncio
 import logging
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
-from pagefleet_operator import apply, drift, status
+from pagefleet_operator import apply, status
+from pagefleet_operator.autoscale import Decision
 from pagefleet_operator.client import Api
 from pagefleet_operator.clock import Clock
 from pagefleet_operator.conditions import Facts
 from pagefleet_operator.errors import ApiError, SpecError
 from pagefleet_operator.events import EventRecorder
+from pagefleet_operator.loop_memory import Memory, fingerprint, refusal
 from pagefleet_operator.model import LLMDeployment
 from pagefleet_operator.names import ObjectKey
 from pagefleet_operator.observe import find_children, observe
 from pagefleet_operator.pacing import Pace
 from pagefleet_operator.plan import Observed, Plan, kinds_of, past, plan
 from pagefleet_operator.resources import EVERY_CHILD
-from pagefleet_operator.scaling import Scaling
 from pagefleet_operator.scrape import Scraper
 from pagefleet_operator.settings import OperatorSettings
 from pagefleet_operator.sharing import Shares
@@ -30,11 +31,15 @@ from pagefleet_operator.specs import Specs
 from pagefleet_operator.store import LLMDEPLOYMENT, Store
 from pagefleet_operator.telemetry import Telemetry
 from pagefleet_operator.transitions import transitions
+from pagefleet_operator.write_budget import Rank, WriteBudget
 
 logger = logging.getLogger(__name__)
 
 PATIENCE = 3
 """Failures in a row that may pass by themselves, before the status speaks of them."""
+
+SCALE_WRITES = 3
+"""Of one decision: the replicas, and an Event or two."""
 
 FIND_AGAIN_SECONDS = 5.0
 """A child that the watch does not show is read directly this often."""
@@ -57,53 +62,8 @@ class Context:
     specs: Specs
     pace: Pace
     """Of status writes that only change numbers."""
-
-
-@dataclass(frozen=True, slots=True)
-class Refusal:
-    """Children that the API did not take."""
-
-    digest: str
-    """Of all their manifests."""
-    at: float
-    reason: str
-    message: str
-
-
-def _digest(intended: Plan) -> str:
-    return drift.digest({"manifests": list(intended.manifests)})
-
-
-def _refusal(error: ApiError, digest: str, now: float) -> Refusal:
-    if error.is_transient:
-        return Refusal(digest, now, "ApplyFailed", f"a child could not be written several times running: {error}")
-    refused = "InvalidTemplate" if error.child in (None, "Deployment") else "ChildRefused"
-    reason = "Forbidden" if error.status == 403 else refused
-    return Refusal(digest, now, reason, f"the API refused a child: {error.message}")
-
-
-@dataclass(slots=True)
-class Memory:
-    """What one loop remembers of one incarnation (uid) of its object."""
-
-    uid: str
-    scaling: Scaling = field(default_factory=Scaling)
-    ledger: apply.Ledger = field(default_factory=apply.Ledger)
-    found: dict[str, Any] = field(default_factory=dict)
-    """Children that the watch does not show, as last read."""
-    found_at: float | None = None
-    found_for: int = 0
-    """The generation for which they were read."""
-    refused: Refusal | None = None
-    """What the API did not take; the same is not sent again at once."""
-    apply_failures: int = 0
-    """Running failures to write the children."""
-    victims_since: float | None = None
-    """Since when a shrink waits for the victims' costs to be seen."""
-    status_at: float | None = None
-    """When the status was last written."""
-    turn: float | None = None
-    """When changed numbers may be written, once they have been given a turn."""
+    budget: WriteBudget
+    """Of all writes."""
 
 
 class ObjectLoop:
@@ -118,6 +78,8 @@ class ObjectLoop:
         self._memory: Memory | None = None
         self.dirty_since: float | None = None
         """Since when a change waits to be looked at, on the shared clock; None: nothing waits."""
+        self._waits: dict[Rank, float] = {}
+        """What may not be written yet, and seconds until it is worth asking again."""
 
     def mark(self) -> None:
         """Something about the object may have changed."""
@@ -139,6 +101,7 @@ class ObjectLoop:
                     if body is None:
                         self._context.shares.forget(self.key)
                         self._context.specs.forget(self.key)
+                        self._context.budget.leave(self.key)
                         return
                     due = await self._timed_step(body)
                 failures = 0
@@ -178,6 +141,17 @@ class ObjectLoop:
 
     async def step(self, body: Mapping[str, Any]) -> float | None:
         """One reconcile. Returns seconds until the next one is due anyway. Raises ApiError."""
+        self._waits = {}
+        try:
+            due = await self._step(body)
+            return min((seconds for seconds in (due, *self._waits.values()) if seconds is not None), default=None)
+        except BaseException:
+            self._waits = {}
+            raise
+        finally:
+            self._context.budget.leave(self.key, but=self._waits)
+
+    async def _step(self, body: Mapping[str, Any]) -> float | None:
         now = self._context.clock()
         if body["metadata"].get("deletionTimestamp") is not None:
             return None
@@ -186,19 +160,26 @@ class ObjectLoop:
         try:
             llmd = parse(body)
         except SpecError as error:
-            return await self._write_status(memory, body, status.render_invalid(body, error, now), now)
+            return await self._say(memory, body, None, status.render_invalid(body, error, now), now)
         observed = await self._observe(memory, llmd, now)
         body = await self._scale(memory, llmd, body, observed, now)
+        if self._waits:
+            return None
         llmd = parse(body)
         intended = self._plan(memory, llmd, observed, now)
         if intended.failure is not None and intended.failure != past(llmd).failure:
             # Remembered first: a restart in between must not try the same template again.
-            body = await apply.write_status(
-                self._context.api, body, {"rollout": status.render_failure(intended.failure)}
-            )
+            if self._must_wait(Rank.DEED, 1, now):
+                return None
+            with self._context.budget.booked(1):
+                body = await apply.write_status(
+                    self._context.api, body, {"rollout": status.render_failure(intended.failure)}
+                )
             self._context.store.put(LLMDEPLOYMENT, body)
             llmd = parse(body)
         failure = await self._apply(memory, llmd, intended, observed, now)
+        if Rank.DEED in self._waits and llmd.status:
+            return None  # the status must not speak of a spec that has not been followed
         observed = observe(self._context.store, self._context.scraper, self.key, now, memory.found)
         facts = Facts(
             llmd=llmd,
@@ -212,16 +193,17 @@ class ObjectLoop:
             contested=self._contested(memory, now),
         )
         rendered = status.render(facts, memory.scaling.history, memory.scaling.decisions, now)
-        said = [
-            self._context.recorder.record(
-                llmd, reason=transition.reason, message=transition.message, warning=transition.warning
-            )
-            for transition in transitions(llmd.status, rendered)
-        ]
-        due, *_ = await asyncio.gather(self._write_status(memory, body, rendered, now), *said)
+        due = await self._say(memory, body, llmd, rendered, now)
         if intended.waits_for_victims:
             return 1.0 if due is None else min(due, 1.0)
         return due
+
+    def _must_wait(self, rank: Rank, writes: int, now: float) -> bool:
+        """Whether so many writes may not be sent yet; then the step is done again when they may."""
+        seconds = self._context.budget.ask(self.key, rank, writes, now)
+        if seconds > 0.0:
+            self._waits[rank] = seconds
+        return seconds > 0.0
 
     def _remember(self, uid: str) -> Memory:
         if self._memory is None or self._memory.uid != uid:
@@ -251,8 +233,15 @@ class ObjectLoop:
         decision = scaling.decide(llmd, observed, scrape_round=rounds, now=now, allowance=allowance)
         if scaling.decision is not None:
             context.shares.want(llmd.key, scaling.decision.unbudgeted, needed=scaling.decision.needed)
-        if decision is None:
+        if decision is None or self._must_wait(Rank.DEED, SCALE_WRITES, now):
             return body
+        with context.budget.booked(SCALE_WRITES):
+            return await self._write_scale(memory, llmd, body, decision, now)
+
+    async def _write_scale(
+        self, memory: Memory, llmd: LLMDeployment, body: Mapping[str, Any], decision: Decision, now: float
+    ) -> Mapping[str, Any]:
+        scaling, context = memory.scaling, self._context
         before, after = llmd.spec.replicas, decision.replicas
         try:
             with context.shares.granting(llmd.key, after):
@@ -260,7 +249,7 @@ class ObjectLoop:
                 context.store.put(LLMDEPLOYMENT, body)
         except ApiError as error:
             # A conflict means that what was decided about has changed: the next round decides anew.
-            scaling.failure = None if error.status == 409 else str(error)
+            scaling.gave_up(None if error.status == 409 else str(error))
             return body
         scaling.scaled(llmd, decision, now)
         context.telemetry.scalings.labels("up" if after > before else "down").inc()
@@ -296,24 +285,28 @@ class ObjectLoop:
         """Returns (reason, message) of a refusal; raises ApiError for what may pass later."""
         context, refused = self._context, memory.refused
         pause = context.settings.reconcile.max_backoff_seconds
-        if refused is not None and now - refused.at < pause and refused.digest == _digest(intended):
+        if refused is not None and now - refused.at < pause and refused.digest == fingerprint(intended):
             return refused.reason, refused.message
+        work = apply.outstanding(llmd, intended, observed, memory.ledger, context.settings.reconcile, now)
+        if work.writes and self._must_wait(Rank.REPEAT if work.is_repetition else Rank.DEED, work.writes, now):
+            return None
         try:
-            await apply.write_costs(context.api, llmd, observed, intended.costs)
-            outcome = await apply.apply_children(
-                context.api, intended, observed, memory.ledger, context.settings.reconcile, now
-            )
-            await self._keep(llmd, outcome)  # first: what happened is not lost because something else failed
-            if outcome.failure is not None:
-                raise outcome.failure
-            removed = await apply.remove_children(context.api, llmd, intended, observed, memory.ledger)
+            with context.budget.booked(work.writes):
+                await apply.write_costs(context.api, llmd, observed, work.costs)
+                outcome = await apply.apply_children(
+                    context.api, intended, observed, memory.ledger, context.settings.reconcile, now
+                )
+                await self._keep(llmd, outcome)  # first: what happened is not lost because something else failed
+                if outcome.failure is not None:
+                    raise outcome.failure
+                removed = await apply.remove_children(context.api, llmd, intended, observed, memory.ledger)
         except ApiError as error:
             memory.apply_failures += 1
             if error.status == 409:
                 memory.found_at = None  # there may be an object that the watch does not show
             if error.is_transient and memory.apply_failures < PATIENCE:
                 raise
-            memory.refused = _refusal(error, _digest(intended), now)
+            memory.refused = refusal(error, fingerprint(intended), now)
             return memory.refused.reason, memory.refused.message
         memory.refused = None
         memory.apply_failures = 0
@@ -347,27 +340,51 @@ class ObjectLoop:
                 )
         return None
 
-    async def _write_status(
-        self, memory: Memory, body: Mapping[str, Any], rendered: Mapping[str, Any], now: float
+    async def _say(
+        self,
+        memory: Memory,
+        body: Mapping[str, Any],
+        llmd: LLMDeployment | None,
+        rendered: Mapping[str, Any],
+        now: float,
     ) -> float | None:
-        """Write what differs, numbers alone when it is their turn. Returns seconds until the rest is due."""
+        """Write what differs, and Events about it; numbers alone when it is their turn. Returns seconds until then.
+
+        `llmd`: None for a spec that cannot be read, of which the status alone speaks.
+        """
         last = body.get("status") or {}
         patch = status.difference(rendered, last)
         if not patch:
             memory.turn = None
             return None
-        wait = 0.0 if status.is_urgent(patch, last) else self._until_turn(memory, now)
+        is_urgent = status.is_urgent(patch, last)
+        wait = 0.0 if is_urgent else self._until_turn(memory, now)
         if wait > 0.0:
             return wait
+        news = [] if llmd is None else list(transitions(last, rendered))
+        rank = Rank.FIRST_WORD if not last else Rank.WORD if is_urgent else Rank.NUMBER
+        if self._must_wait(rank, 1 + len(news), now):
+            return None
+        with self._context.budget.booked(1 + len(news)):
+            said = [
+                self._context.recorder.record(llmd, reason=item.reason, message=item.message, warning=item.warning)
+                for item in news
+                if llmd is not None
+            ]
+            await asyncio.gather(self._write_status(memory, body, patch, now), *said)
+        return None
+
+    async def _write_status(
+        self, memory: Memory, body: Mapping[str, Any], patch: Mapping[str, Any], now: float
+    ) -> None:
         try:
             answer = await apply.write_status(self._context.api, body, patch)
         except ApiError as error:
             if error.status == 404:
-                return None
+                return
             raise
         memory.status_at, memory.turn = now, None
         self._context.store.put(LLMDEPLOYMENT, answer)
-        return None
 
     def _until_turn(self, memory: Memory, now: float) -> float:
         """Seconds until changed numbers may be written: a while after the last write, and one object after another."""

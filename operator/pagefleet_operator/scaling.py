@@ -33,6 +33,8 @@ class Scaling:
     """Pods that we saw starting."""
     _restored: bool = False
     _round: int = 0
+    _open: Decision | None = None
+    """The last round's decision while it has not been written."""
     _written: int | None = None
     """Replicas as we last wrote them."""
 
@@ -45,7 +47,8 @@ class Scaling:
         now: float,
         allowance: Callable[[LLMDeployment], int | None] = lambda _: None,
     ) -> Decision | None:
-        """A decision that changes spec.replicas, or None. Decides once per finished scrape round.
+        """A decision that changes spec.replicas, or None. Decides once per finished scrape round; until the next one it
+        is the same, as long as it was neither written nor given up.
 
         `allowance` says how many replicas the budget of devices leaves; it is asked only then. Memory is read back at
         the first call, before anything is decided: the status is written from it.
@@ -55,8 +58,8 @@ class Scaling:
             self.history, self.decisions = restore_history(llmd.status, replicas=llmd.spec.replicas, now=now)
             self._restored = True
         if scrape_round == self._round:
-            return None
-        self._round = scrape_round
+            return self._still_open(llmd, allowance)
+        self._round, self._open = scrape_round, None
         samples = observed.samples.items()
         self.latencies = self._window.observe({name: (item.time, item.latencies) for name, item in samples}, now)
         names = {pod.name for pod in observed.pods}
@@ -70,7 +73,20 @@ class Scaling:
         self.history = self.decision.history
         if autoscaling.mode == "DryRun" or self.decision.replicas == llmd.spec.replicas:
             return None
-        return self.decision
+        self._open = self.decision
+        return self._open
+
+    def _still_open(self, llmd: LLMDeployment, allowance: Callable[[LLMDeployment], int | None]) -> Decision | None:
+        """The round's decision, unless it is true by now or others have taken the devices meanwhile."""
+        if self._open is not None:
+            bound, replicas = allowance(llmd), self._open.replicas
+            if replicas == llmd.spec.replicas or (bound is not None and replicas > max(bound, llmd.spec.replicas)):
+                self._open = None
+        return self._open
+
+    def gave_up(self, failure: str | None) -> None:
+        """Remember that the decision was not written, and why if that is worth saying: the next round decides anew."""
+        self.failure, self._open = failure, None
 
     def scaled(self, llmd: LLMDeployment, decision: Decision, now: float) -> None:
         """Remember that the decision about `llmd` was written."""
@@ -80,7 +96,7 @@ class Scaling:
             if self._written not in (None, before)
             else None
         )
-        self.failure = None
+        self.failure = self._open = None
         self._written = decision.replicas
         self.history = self.history.changed(decision.replicas - before, now=now)
         change = {

@@ -68,9 +68,10 @@ class ReconcileSettings:
     """Longest pause after failures."""
     status_interval_seconds: float = 2.0
     """Shortest time between two status writes that only change numbers; conditions and replicas go at once."""
+    writes_per_second: int = 50
+    """Writes of everything in any second, renewals of the lease apart: those must not wait, and are few."""
     status_writes_per_second: float = 40.0
-    """Such writes of all objects together, evenly spaced. Below the 50 that an API server should have from us, as what
-    goes at once comes on top."""
+    """Of these, statuses whose numbers alone have changed, evenly spaced."""
     victims_deadline_seconds: float = 10.0
     """A scale-down waits this long for the victims' deletion cost to be seen, then goes ahead."""
     contested_repairs: int = 3

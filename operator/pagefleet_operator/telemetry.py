@@ -43,6 +43,14 @@ class Telemetry:
         self.loop_lag_seconds = Gauge(
             prefix + "loop_lag_seconds", "How late the event loop last was.", registry=self.registry
         )
+        self.writes_waiting = Gauge(
+            prefix + "writes_waiting",
+            "Objects' turns to write that the write budget holds back.",
+            registry=self.registry,
+        )
+        self.writes_busiest_second = Gauge(
+            prefix + "writes_busiest_second", "The most writes sent in any second so far.", registry=self.registry
+        )
         self.fleet = FleetMetrics()
         """What the served objects are."""
         self.registry.register(self.fleet)

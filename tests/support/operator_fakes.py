@@ -17,6 +17,7 @@ from pagefleet_operator.sharing import Shares
 from pagefleet_operator.specs import Specs
 from pagefleet_operator.store import Store
 from pagefleet_operator.telemetry import Telemetry
+from pagefleet_operator.write_budget import WriteBudget
 from support.operator_objects import llmd_body
 
 SETTINGS = OperatorSettings(
@@ -105,6 +106,7 @@ def context_of(api: Any, store: Store, clock: Callable[[], float], settings: Ope
         shares=Shares({}, store, Specs()),
         specs=Specs(),
         pace=Pace(settings.reconcile.status_writes_per_second),
+        budget=WriteBudget(settings.reconcile.writes_per_second),
     )
 
 

@@ -27,13 +27,30 @@ SPEC = {"autoscaling": {"maxReplicas": 5, "targets": {"kvBlockOccupancyPercent":
 AUTOSCALED = llmd(spec=SPEC)
 
 
-def test_it_decides_once_per_scrape_round() -> None:
+FULL = Observed(pods=(parse_pod(pod("a", ready=True)),), samples={"a": sample(used=100, waiting_blocks=100)})
+
+
+def test_it_decides_once_per_scrape_round_and_the_decision_stands_until_it_is_written_or_given_up() -> None:
+    """One that had to wait for its turn to be written was forgotten."""
     scaling = Scaling()
-    full = Observed(pods=(parse_pod(pod("a", ready=True)),), samples={"a": sample(used=100, waiting_blocks=100)})
-    first = scaling.decide(AUTOSCALED, full, scrape_round=1, now=0.0)
+    first = scaling.decide(AUTOSCALED, FULL, scrape_round=1, now=0.0)
     assert first is not None
     assert first.replicas == 3
-    assert scaling.decide(AUTOSCALED, full, scrape_round=1, now=0.5) is None
+    assert scaling.decide(AUTOSCALED, FULL, scrape_round=1, now=0.5) is first
+    scaling.scaled(AUTOSCALED, first, 0.6)
+    assert scaling.decide(AUTOSCALED, FULL, scrape_round=1, now=0.7) is None
+    assert scaling.decide(AUTOSCALED, FULL, scrape_round=2, now=2.0) is not None
+    scaling.gave_up("503")
+    assert (scaling.failure, scaling.decide(AUTOSCALED, FULL, scrape_round=2, now=2.5)) == ("503", None)
+
+
+def test_a_decision_that_waits_is_dropped_when_it_has_come_true_or_others_have_the_devices() -> None:
+    scaling = Scaling()
+    assert scaling.decide(AUTOSCALED, FULL, scrape_round=1, now=0.0, allowance=lambda _: 5) is not None
+    assert scaling.decide(AUTOSCALED, FULL, scrape_round=1, now=0.5, allowance=lambda _: 2) is None
+    assert scaling.decide(AUTOSCALED, FULL, scrape_round=1, now=0.6, allowance=lambda _: 5) is None
+    assert scaling.decide(AUTOSCALED, FULL, scrape_round=2, now=2.0) is not None
+    assert scaling.decide(llmd(spec={**SPEC, "replicas": 3}), FULL, scrape_round=2, now=2.5) is None
 
 
 def test_start_up_is_measured_of_pods_seen_starting() -> None:
@@ -52,12 +69,11 @@ def test_a_pod_that_came_back_days_later_teaches_no_start_up_time() -> None:
 
 def test_a_manual_change_is_reported_when_it_is_overwritten() -> None:
     scaling = Scaling()
-    full = Observed(pods=(parse_pod(pod("a", ready=True)),), samples={"a": sample(used=100, waiting_blocks=100)})
-    decision = scaling.decide(AUTOSCALED, full, scrape_round=1, now=0.0)
+    decision = scaling.decide(AUTOSCALED, FULL, scrape_round=1, now=0.0)
     assert decision is not None
     scaling.scaled(AUTOSCALED, decision, 0.0)
     by_hand = llmd(spec={**SPEC, "replicas": 2})
-    again = scaling.decide(by_hand, full, scrape_round=2, now=2.0)
+    again = scaling.decide(by_hand, FULL, scrape_round=2, now=2.0)
     assert again is not None
     scaling.scaled(by_hand, again, 2.0)
     assert scaling.overwritten == "spec.replicas was set to 2 by hand; the autoscaler set it to 3"
