@@ -3,7 +3,7 @@
 from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 
-from pagefleet_operator import builders, rollout
+from pagefleet_operator import builders, names, rollout
 from pagefleet_operator.drift import Child
 from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
 from pagefleet_operator.latency import Latencies
@@ -56,6 +56,7 @@ class Observed:
                     pod.start_seconds if pod.name in watched_starts else None,
                 )
                 for pod in self.pods
+                if not pod.finished  # evicted ones may lie about for days, and another is made for each
             ),
             latencies=latencies,
         )
@@ -76,7 +77,7 @@ class Plan:
     available_template: str | None = None
     """Hash of the last pod template whose replicas were all ready."""
     conflicts: tuple[str, ...] = ()
-    """"Kind name" of objects of our name that someone else controls: never touched."""
+    """"Kind name" of objects of our name that are not ours: never touched."""
     removals: tuple[str, ...] = ()
     """Kinds of children that the spec no longer wants."""
     refusal: tuple[str, str] | None = None
@@ -97,7 +98,7 @@ def plan(
     at once. `victims_overdue`: the costs were not seen in time, so shrink without them.
     """
     conflicts = tuple(
-        f"{kind} {llmd.key.name}" for kind, child in observed.children.items() if not is_ours(child, llmd.uid)
+        f"{kind} {llmd.key.name}" for kind, child in observed.children.items() if not is_ours(child, llmd)
     )
     if conflicts:
         return Plan(conflicts=conflicts)
@@ -202,7 +203,14 @@ def past(llmd: LLMDeployment) -> rollout.Past:
     return rollout.Past(failure, known.get("availableTemplateHash"))
 
 
-def is_ours(child: Child, uid: str) -> bool:
-    """Whether the LLMDeployment with this uid controls the object."""
-    references = child.get("metadata", {}).get("ownerReferences") or []
-    return any(reference.get("uid") == uid and reference.get("controller") for reference in references)
+def is_ours(child: Child, llmd: LLMDeployment) -> bool:
+    """Whether the LLMDeployment controls the object, or may: it carries our labels and nobody controls it.
+
+    So are children whose owner was deleted with `--cascade=orphan`, or whose ownerReferences somebody took away.
+    """
+    metadata = child.get("metadata", {})
+    controller = next((item for item in metadata.get("ownerReferences") or [] if item.get("controller")), None)
+    if controller is not None:
+        return bool(controller.get("uid") == llmd.uid)
+    found = metadata.get("labels") or {}
+    return all(found.get(label) == value for label, value in names.labels(llmd.key.name).items())

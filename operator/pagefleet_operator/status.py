@@ -21,6 +21,7 @@ from pagefleet_operator.times import timestamp
 Status = dict[str, Any]
 
 MAX_PODS = 64
+"""Rows of status.pods: the oldest, and those that have ended only where there is room."""
 MAX_DECISIONS = 10
 URGENT = (
     "rollout",
@@ -176,7 +177,7 @@ def _slo(facts: Facts) -> Status | None:
 def _pods(facts: Facts, now: float) -> list[Status]:
     last = {item.get("name"): item for item in facts.llmd.status.get("pods") or []}
     rows: list[Status] = []
-    for pod in sorted(facts.observed.pods, key=lambda pod: (pod.created, pod.name))[:MAX_PODS]:
+    for pod in sorted(facts.observed.pods, key=lambda pod: (pod.finished, pod.created, pod.name))[:MAX_PODS]:
         state = facts.observed.pod_state(pod)
         before = last.get(pod.name, {})
         row: Status = {

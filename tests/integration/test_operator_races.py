@@ -111,6 +111,29 @@ async def test_orphans_of_a_deployment_are_taken_over(cluster: OperatorCluster) 
     await cluster.client.delete(LLMDS, "orphan", "default")
 
 
+async def test_children_without_an_owner_are_taken_over_with_their_pods(cluster: OperatorCluster) -> None:
+    """After an orphan deletion the name was taken for ever, and a child whose owner was edited out stayed so."""
+    await cluster.create({"replicas": 2}, name="orphaned")
+    await cluster.condition("Available", "True", name="orphaned")
+    before = {pod["metadata"]["uid"] for pod in await cluster.pods("orphaned")}
+    await cluster.kubectl("delete", "llmd", "orphaned", "--cascade=orphan")
+    created = await cluster.create({"replicas": 2}, name="orphaned")
+
+    async def owned_by(resource: Resource) -> bool:
+        child = await cluster.get(resource, "orphaned")
+        references = (child or {}).get("metadata", {}).get("ownerReferences", [])
+        return [item["uid"] for item in references] == [created["metadata"]["uid"]]
+
+    await cluster.until(lambda: owned_by(DEPLOYMENTS), "the Deployment is the new object's")
+    await cluster.until(lambda: owned_by(SERVICES), "and the Service")
+    await cluster.condition("Available", "True", name="orphaned")
+    await cluster.client.patch(SERVICES, "orphaned", {"metadata": {"ownerReferences": None}}, "default")
+    await cluster.until(lambda: owned_by(SERVICES), "an owner that was edited out is put back")
+    assert {pod["metadata"]["uid"] for pod in await cluster.pods("orphaned")} == before
+    await cluster.condition("Degraded", "False", name="orphaned")
+    await cluster.client.delete(LLMDS, "orphaned", "default")
+
+
 async def test_objects_of_an_older_crd_are_served_and_a_newer_one_is_taken_on_the_way(
     cluster: OperatorCluster,
 ) -> None:

@@ -3,6 +3,8 @@
 import copy
 from typing import Any
 
+import pytest
+
 from pagefleet_operator import builders
 from pagefleet_operator.drift import applied, managers_of, needs_apply, was_edited
 from pagefleet_operator.plan import Observed, plan
@@ -104,6 +106,16 @@ def test_foreign_objects_of_our_name_stop_everything() -> None:
     made = plan(llmd(), Observed(children={"Service": theirs}), SETTINGS)
     assert made.conflicts == ("Service chat",)
     assert made.manifests == ()
+
+
+@pytest.mark.parametrize("missing", [None, "app.kubernetes.io/managed-by", "pagefleet.dev/llmdeployment"])
+def test_a_child_without_an_owner_is_taken_over_if_its_labels_say_that_it_is_ours(missing: str | None) -> None:
+    """After `kubectl delete --cascade=orphan` a new object of the name could never have its children again."""
+    child = live(1)
+    child["metadata"]["ownerReferences"] = [{"uid": "other", "kind": "Secret"}]
+    child["metadata"]["labels"].pop(missing, None)
+    made = plan(llmd(uid="new"), Observed(children={"Deployment": child}), SETTINGS)
+    assert made.conflicts == (() if missing is None else ("Deployment chat",))
 
 
 def test_a_child_of_an_earlier_incarnation_is_foreign() -> None:
