@@ -69,6 +69,16 @@ async def serve(cluster: OperatorCluster, name: str, spec: Json, **load: Any) ->
     return served
 
 
+async def asked(cluster: OperatorCluster, served: Served, times: int) -> None:
+    """So many more scrapes: rounds, where there is one pod."""
+    before = served.num_scrapes
+
+    async def holds() -> bool:
+        return served.num_scrapes >= before + times
+
+    await cluster.until(holds, f"{times} more scrapes")
+
+
 async def wanted(cluster: OperatorCluster, name: str, replicas: int, *, ready: bool = True) -> None:
     async def holds() -> bool:
         found = await cluster.llmd(name)
@@ -80,7 +90,7 @@ async def wanted(cluster: OperatorCluster, name: str, replicas: int, *, ready: b
 
 async def test_three_phases_grow_within_two_rounds_and_shrink_after_the_window(cluster: OperatorCluster) -> None:
     served = await serve(cluster, "phases", {"autoscaling": {"maxReplicas": 2, "behavior": FAST}})
-    await asyncio.sleep(2.5)  # idle: a whole round
+    await asked(cluster, served, 2)  # idle: a whole round
     assert (await cluster.llmd("phases"))["spec"]["replicas"] == 1
     served.load, asked_before = FULL, served.num_scrapes
     await wanted(cluster, "phases", 2, ready=False)
@@ -138,12 +148,7 @@ async def test_an_objective_that_more_replicas_would_not_help_is_only_reported(c
     )
     missed = await cluster.condition("SLOMet", "False", name="slow", reason="ObjectiveNotCapacityBound")
     assert "room" in missed["message"]
-    seen = served.num_scrapes
-
-    async def asked_again() -> bool:
-        return served.num_scrapes >= seen + 2
-
-    await cluster.until(asked_again, "two more rounds")
+    await asked(cluster, served, 2)
     found = await cluster.llmd("slow")
     assert found["spec"]["replicas"] == 1
     assert found["status"]["autoscaling"].get("decisions", []) == []
@@ -225,12 +230,7 @@ async def test_of_equals_one_gets_the_last_device_and_the_other_when_it_is_free(
         await cluster.condition("ScalingLimited", "True", name=loser, reason="DeviceBudget")
         assert await cluster.operator.stop() == 0
         await cluster.operator.start()
-        asked = served[loser].num_scrapes
-
-        async def decided_anew() -> bool:
-            return served[loser].num_scrapes >= asked + 3
-
-        await cluster.until(decided_anew, "three more rounds")
+        await asked(cluster, served[loser], 3)
         assert await one_grew() == winner
         assert not {"DriftRepaired", "FieldContested"} & {*await cluster.events("left"), *await cluster.events("right")}
         served[winner].load = {}

@@ -41,7 +41,7 @@ def test_a_rollout_under_load_breaks_no_stream(fleet: Fleet, model: Path) -> Non
 
     async def drive() -> dict[str, int]:
         async with Load(fleet.service_url("rolled"), streams=4, max_tokens=60) as load:
-            await asyncio.sleep(1)
+            await asyncio.to_thread(fleet.until, "every stream runs", lambda: load.counts["opened"] >= 4, seconds=60)
             fleet.apply(deployment("rolled", model, engine={"maxNumSeqs": 32}))
             await asyncio.to_thread(fleet.until, "the replica is replaced", is_replaced, seconds=90)
         return load.counts

@@ -42,7 +42,7 @@ async def test_objects_of_every_namespace_are_served(tmp_path: Path) -> None:
 
         await cluster.until(followed, "the other namespace is still served")
         before = len(cluster.proxy.seen)
-        await asyncio.sleep(2)
+        await cluster.scraped("here", 2)  # time enough to ask
         assert not [seen for seen in cluster.proxy.seen[before:] if "/team/" in seen.path], (
             "nobody asks for it any more"
         )

@@ -1,6 +1,5 @@
 """The real operator process against the embedded API and controllers: one cluster for all tests of this file."""
 
-import asyncio
 from collections.abc import AsyncIterator
 
 import pytest
@@ -59,9 +58,9 @@ async def test_nothing_of_kopf_is_written_and_nothing_at_all_at_rest(cluster: Op
     await cluster.create({"autoscaling": {"maxReplicas": 3}}, name="resting")
     await cluster.condition("ScalingActive", "True", name="resting")
     await cluster.condition("Progressing", "False", name="resting")
-    await asyncio.sleep(4.5)  # two scrape rounds: whatever was on its way has been written
+    await cluster.scraped("resting", 2)  # whatever was on its way has been written
     before = len(cluster.proxy.writes())
-    await asyncio.sleep(4.5)  # two more rounds of a resting fleet
+    await cluster.scraped("resting", 3)  # two whole rounds of a resting fleet
     assert [seen for seen in cluster.proxy.writes()[before:] if "/resting" in seen.path] == []
     found = await cluster.llmd("resting")
     assert "finalizers" not in found["metadata"]

@@ -10,6 +10,7 @@ import random
 import signal
 import sys
 import time
+from collections import Counter
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,6 +79,8 @@ class StubNode:
     """Images that cannot be pulled."""
     exit_code: int = 3
     """Of what crashes."""
+    scrapes: Counter[str] = field(default_factory=Counter)
+    """How often pods of each LLMDeployment were asked for their metrics."""
     addresses: Iterator[str] | None = None
     """New pods get these, and somebody else answers there."""
     _runners: dict[str, web.AppRunner] = field(default_factory=dict)
@@ -160,6 +163,7 @@ class StubNode:
             return next(self.addresses)
 
         async def metrics(request: web.Request) -> web.StreamResponse:
+            self.scrapes[owner] += 1
             if owner in self.answers:
                 return await self.answers[owner](request)
             if owner in self.downloads:
@@ -325,6 +329,16 @@ class OperatorCluster:
             await asyncio.sleep(0.05)
         state = yaml.safe_dump((await self.client.list(LLMDS, "default"))["items"])
         raise AssertionError(f"{what}: not within {seconds} s\n{state}\n{self.operator.log.read_text()[-4000:]}")
+
+    async def scraped(self, name: str, times: int) -> None:
+        """Returns when the one pod of the LLMDeployment has been scraped so many more times: so many rounds of
+        decisions, the last one's apart, have been made."""
+        before = self.node.scrapes[name]
+
+        async def asked() -> bool:
+            return self.node.scrapes[name] >= before + times
+
+        await self.until(asked, f"{name} is scraped {times} more times", seconds=30)
 
     async def condition(
         self, kind: str, status: str, *, name: str = "chat", reason: str | None = None, **limit: float

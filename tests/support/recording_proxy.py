@@ -37,6 +37,8 @@ class RecordingProxy:
     """Awaited before a request goes on, with its whole body: for requests that arrive late."""
     is_cut: bool = False
     """No answer at all: connections break."""
+    broken: int = 0
+    """Requests that had no answer since."""
     url: str = ""
 
     async def __aenter__(self) -> Self:
@@ -62,6 +64,7 @@ class RecordingProxy:
 
     def _cut(self, request: web.Request) -> bool:
         if self.is_cut and request.transport is not None:
+            self.broken += 1
             request.transport.abort()
         return self.is_cut
 
