@@ -12,6 +12,7 @@ from dataclasses import MISSING, dataclass, fields, is_dataclass
 from importlib.metadata import version
 from itertools import groupby
 from typing import Annotated, Any, NoReturn, Union, get_args, get_origin, get_type_hints
+from urllib.parse import urlsplit
 
 import msgspec
 
@@ -165,6 +166,16 @@ def parse_settings(argv: Sequence[str], environ: Mapping[str, str]) -> ServerSet
     return settings
 
 
+def check_machine(settings: ServerSettings, *, num_cpus: int) -> None:
+    """What the machine cannot do, as far as it shows before a model is loaded. Raises BadSettingError."""
+    threads = settings.engine.model.threads
+    if threads is not None and threads > num_cpus:
+        raise BadSettingError(
+            f"--threads: {threads} are more than the {num_cpus} CPUs of this machine; they wait for each other many "
+            "times in every step; lower it, or leave it out"
+        )
+
+
 def misspelt_variables(environ: Mapping[str, str]) -> list[str]:
     """A line for each variable that looks like one of ours and is none."""
     names = {flag.variable.removeprefix(ENV_PREFIX) for flag in list_flags()}
@@ -190,6 +201,8 @@ def _check_together(settings: ServerSettings) -> None:
             raise BadSettingError(
                 f"--cors-allow-origins: {origin[:100]!r} is no origin; write them as https://chat.example.org, or *"
             )
+    if settings.http.otlp_endpoint is not None and not _has_good_port(settings.http.otlp_endpoint):
+        raise BadSettingError(f"--otlp-endpoint: {settings.http.otlp_endpoint[:100]!r}: a port is 1..65535")
     block_size = settings.engine.cache.block_size
     if block_size & (block_size - 1):
         raise BadSettingError(f"--block-size: {block_size} is no power of two; use 8, 16, 32, 64, 128 or 256")
@@ -204,6 +217,13 @@ def _check_together(settings: ServerSettings) -> None:
             f"--speculative-max-ngram: {scheduler.speculative_max_ngram} is less than --speculative-min-ngram"
             f" {scheduler.speculative_min_ngram}; raise the first or lower the second"
         )
+
+
+def _has_good_port(url: str) -> bool:
+    try:
+        return urlsplit(url).port != 0
+    except ValueError:
+        return False
 
 
 class _Parser(argparse.ArgumentParser):

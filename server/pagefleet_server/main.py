@@ -12,7 +12,7 @@ from typing import NoReturn
 import uvloop
 
 from pagefleet_server.api.exit_code import ExitCode
-from pagefleet_server.cli import BadSettingError, misspelt_variables, parse_settings
+from pagefleet_server.cli import BadSettingError, check_machine, misspelt_variables, parse_settings
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.log import LOGGER, configure_logging
 from pagefleet_server.model_errors import ModelError
@@ -26,6 +26,7 @@ def main() -> None:
     open_standard_streams()
     try:
         settings = parse_settings(sys.argv[1:], os.environ)
+        check_machine(settings, num_cpus=os.cpu_count() or 1)
     except BadSettingError as error:
         sys.stderr.write(f"pagefleet-server: {error}\n")
         sys.exit(ExitCode.USAGE)

@@ -9,6 +9,9 @@ from typing import Annotated
 
 from msgspec import Meta
 
+MAX_SECONDS = 30 * 24 * 3600
+"""Of any duration: a month. Longer is a slip of the finger, and much longer is none that every clock can hold."""
+
 
 @dataclass(frozen=True, slots=True)
 class Choices:
@@ -26,8 +29,9 @@ class ModelSettings:
     /file.gguf for one file. Required."""
     download_dir: str | None = None
     """Folder for models of a hub; replicas may share it. None: models in PAGEFLEET_CACHE_DIR, or ~/.cache/pagefleet."""
-    served_model_name: str | None = None
-    """Name in the API and in metrics labels. None: the last part of the path without suffix."""
+    served_model_name: Annotated[str, Meta(pattern=r"^[^\x00-\x1f\x7f]{1,256}$")] | None = None
+    """Name in the API and in metrics labels, 1 to 256 characters, no control characters. None: the last part of the
+    path without suffix."""
     device: Annotated[str, Choices(("auto", "cpu", "cuda"))] = "auto"
     """auto, cpu or cuda. auto: cuda when a device is there."""
     dtype: Annotated[str, Choices(("auto", "bfloat16", "float16", "float32"))] = "auto"
@@ -45,10 +49,12 @@ class ModelSettings:
     """Processes, each with a device of its own on CUDA, that hold the model together, 1..64: a divisor of its query
     heads and MLP width. The fused decoder only. KV memory and threads: threads are shared out, KV memory counts for
     each."""
-    max_model_len: Annotated[int, Meta(ge=1)] | None = None
-    """Tokens of prompt plus output, >= 1. None: the model's own limit; always capped by what the blocks can hold."""
+    max_model_len: Annotated[int, Meta(ge=2, le=2**31 - 1)] | None = None
+    """Tokens of prompt plus output, >= 2: one of each. None: the model's own limit; always capped by what the blocks
+    can hold."""
     threads: Annotated[int, Meta(ge=1, le=1024)] | None = None
-    """Compute threads, >= 1. None: the CPUs this process may use (affinity and cgroup), CPU device only."""
+    """Compute threads, >= 1, and no more than the machine has CPUs: they wait for each other many times in every step.
+    None: the CPUs this process may use (affinity and cgroup), CPU device only."""
     pin_threads: bool = True
     """With as many threads as CPUs in the process's affinity, and the CPU kernels: the thread that runs the steps keeps
     the first CPU and all others the rest, so that they never wait for each other on one. Without effect otherwise."""
@@ -82,9 +88,9 @@ class CacheSettings:
 
     block_size: Annotated[int, Meta(ge=8, le=256)] = 16
     """Tokens per block, a power of two, 8..256."""
-    kv_cache_memory_bytes: Annotated[int, Meta(ge=1)] | None = None
+    kv_cache_memory_bytes: Annotated[int, Meta(ge=1024, le=2**50)] | None = None
     """Bytes for KV over all layers. None: gpu_memory_utilization; without it 1 GiB on CPU, or what is there."""
-    num_kv_blocks: Annotated[int, Meta(ge=1)] | None = None
+    num_kv_blocks: Annotated[int, Meta(ge=1, le=2**31 - 2)] | None = None
     """Usable blocks (the null block comes on top), >= 1. None: from the memory."""
     kv_cache_dtype: Annotated[str, Choices(("auto", "fp8", "fp8_e4m3"))] = "auto"
     """auto, fp8 or fp8_e4m3 (the same). auto: the model's dtype. fp8: half the bytes of 16-bit KV, so twice the tokens,
@@ -102,9 +108,9 @@ class SchedulerSettings:
 
     max_num_seqs: Annotated[int, Meta(ge=1, le=4096)] = 64
     """Running requests at most, 1..4096."""
-    max_num_batched_tokens: Annotated[int, Meta(ge=1)] = 512
-    """Tokens of one step at most; >= max_num_seqs so that every running request can decode."""
-    max_step_ms: Annotated[float, Meta(ge=0)] = 30.0
+    max_num_batched_tokens: Annotated[int, Meta(ge=1, le=2**20)] = 512
+    """Tokens of one step at most, with memory kept for them; >= max_num_seqs: every running request can decode."""
+    max_step_ms: Annotated[float, Meta(ge=0, le=3_600_000)] = 30.0
     """Prompts that enter beside running streams are cut so that a step takes about so long, by what earlier steps took.
     Lower: smoother streams, later first tokens. A step may always take twice as long as its decodes alone, and longer
     while there are fewer than four streams to one prompt: four times as long with as many prompts as streams, six
@@ -126,10 +132,10 @@ class SchedulerSettings:
 class ProcessSettings:
     """How the engine process watches itself and its parent."""
 
-    stall_dump_seconds: Annotated[float, Meta(ge=2)] = 30.0
+    stall_dump_seconds: Annotated[float, Meta(ge=2, le=MAX_SECONDS)] = 30.0
     """A step that takes longer has every thread's stack dumped to stderr, again each time so long. >= 2."""
-    unread_timeout_seconds: Annotated[float, Meta(gt=0)] = 120.0
-    """The engine ends when the API process takes no message for so long. > 0."""
+    unread_timeout_seconds: Annotated[float, Meta(ge=1, le=MAX_SECONDS)] = 120.0
+    """The engine ends when the API process takes no message for so long. >= 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -150,25 +156,28 @@ class HttpSettings:
     """Listening address; the image sets 0.0.0.0."""
     port: Annotated[int, Meta(ge=0, le=65535)] = 8000
     """0..65535; 0 picks a free one and logs it."""
-    max_queue: Annotated[int, Meta(ge=0)] = 256
+    max_queue: Annotated[int, Meta(ge=0, le=2**20)] = 256
     """Accepted requests that wait (none of their tokens scheduled) at most; beyond it 503. >= 0."""
-    max_queue_tokens: Annotated[int, Meta(ge=0)] = 2 * 1024 * 1024
+    max_queue_tokens: Annotated[int, Meta(ge=0, le=2**40)] = 2 * 1024 * 1024
     """Prompt tokens of waiting requests at most; beyond it 503. One request alone may always wait. 0: no bound."""
-    queue_timeout_seconds: Annotated[float, Meta(ge=0)] = 300.0
+    queue_timeout_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 300.0
     """A request of which nothing has been computed after so long gets 503: others may be quicker. 0: no bound."""
-    max_body_bytes: Annotated[int, Meta(ge=1024)] = 4 * 1024 * 1024
-    """Request bodies beyond it get 413. >= 1 KiB."""
-    stall_seconds: Annotated[float, Meta(gt=0)] = 60.0
-    """/livez fails when there is work and the engine said nothing for so long. > 0."""
-    write_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
-    """A client that takes nothing from its stream for so long is dropped and its request aborted. > 0."""
-    stream_keep_alive_seconds: Annotated[float, Meta(gt=0)] = 15.0
-    """A stream that was silent for so long gets a comment, so that no proxy takes a queue for a dead peer. > 0."""
-    read_timeout_seconds: Annotated[float, Meta(gt=0)] = 30.0
-    """A request body must have arrived after so long; then 408. > 0."""
-    keep_alive_seconds: Annotated[float, Meta(gt=0)] = 75.0
-    """A connection without a request is closed after so long; longer than what proxies in front use. > 0."""
-    request_timeout_seconds: Annotated[float, Meta(gt=0)] | None = None
+    max_body_bytes: Annotated[int, Meta(ge=1024, le=2**30)] = 4 * 1024 * 1024
+    """Request bodies beyond it get 413, 1 KiB..1 GiB: a body is held whole, and takes turns of the event loop by its
+    size."""
+    stall_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 60.0
+    """/livez fails when there is work and the engine said nothing for so long. >= 0.1; it speaks once a second when a
+    step takes longer."""
+    write_timeout_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 30.0
+    """A client that takes nothing from its stream for so long is dropped and its request aborted. >= 0.1."""
+    stream_keep_alive_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 15.0
+    """A stream that was silent for so long gets a comment, so that no proxy takes a queue for a dead peer.
+    >= 0.1."""
+    read_timeout_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 30.0
+    """A request body must have arrived after so long; then 408. >= 0.1."""
+    keep_alive_seconds: Annotated[float, Meta(ge=0.1, le=MAX_SECONDS)] = 75.0
+    """A connection without a request is closed after so long; longer than what proxies in front use. >= 0.1."""
+    request_timeout_seconds: Annotated[float, Meta(ge=0.01, le=MAX_SECONDS)] | None = None
     """An answer must be complete after so long, from arrival on; then 504, or an error event. A request may ask for
     less (`timeout`, or the header X-Request-Timeout). None: no limit."""
     api_key_file: str | None = None
@@ -182,9 +191,9 @@ class HttpSettings:
     pagefleet[otel]. None: no traces."""
     root_path: Annotated[str, Meta(pattern=r"^(/[A-Za-z0-9._~-]+)*$")] = ""
     """Prefix that a proxy in front adds, such as /llm; routes are served with and without it."""
-    drain_delay_seconds: Annotated[float, Meta(ge=0)] = 10.0
+    drain_delay_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 10.0
     """After SIGTERM new requests are still served for so long: endpoints lag. >= 0."""
-    drain_timeout_seconds: Annotated[float, Meta(ge=0)] = 300.0
+    drain_timeout_seconds: Annotated[float, Meta(ge=0, le=MAX_SECONDS)] = 300.0
     """What runs or waits may take so long to finish; then streams end with an error event. >= 0."""
 
 

@@ -5,7 +5,7 @@ import sys
 
 import pytest
 
-from pagefleet_server.cli import BadSettingError, list_flags, misspelt_variables, parse_settings
+from pagefleet_server.cli import BadSettingError, Flag, check_machine, list_flags, misspelt_variables, parse_settings
 from pagefleet_server.settings import EngineSettings, ModelSettings, ServerSettings
 
 
@@ -45,6 +45,10 @@ def test_sizes_may_have_a_unit(text: str, want_bytes: int) -> None:
         (["--port", "-1"], ["--port", "-1", "at least 0"]),
         (["--threads", "0"], ["--threads", "0", "at least 1"]),
         (["--threads", "two"], ["--threads", "'two'", "whole number"]),
+        (["--max-model-len", "1"], ["--max-model-len", "at least 2"]),
+        (["--served-model-name", "a" * 300], ["--served-model-name", "256 characters"]),
+        (["--otlp-endpoint", "http://collector:99999"], ["--otlp-endpoint", "1..65535"]),
+        (["--stream-keep-alive", "0.000001"], ["--stream-keep-alive", "at least 0.1"]),
         (["--block-size", "12"], ["--block-size", "12", "power of two"]),
         (["--gpu-memory-utilization", "0"], ["--gpu-memory-utilization", "more than 0"]),
         (["--gpu-memory-utilization", "nan"], ["--gpu-memory-utilization", "number"]),
@@ -68,6 +72,24 @@ def test_a_bad_value_is_refused_with_what_value_and_bound(argv: list[str], want_
     with pytest.raises(BadSettingError) as refused:
         parse_settings(["--model", "m", *argv], {})
     assert all(word in str(refused.value) for word in want_words), str(refused.value)
+
+
+NUMBERS = [flag for flag in list_flags() if flag.kind in (int, float)]
+
+
+@pytest.mark.parametrize("flag", NUMBERS, ids=lambda flag: flag.name)
+def test_no_number_is_taken_whatever_it_is(flag: Flag) -> None:
+    """Clocks overflow, memory is planned by it, or nothing is ever served; told before a model is loaded."""
+    for absurd in ("9" * 18, "0" if flag.is_size else "-1"):
+        with pytest.raises(BadSettingError, match=rf"{flag.option}: {absurd} is out of bounds, it must be"):
+            parse_settings(["--model", "m", flag.option, absurd], {})
+
+
+def test_more_threads_than_cpus_are_refused() -> None:
+    settings = parse_settings(["--model", "m", "--threads", "9"], {})
+    check_machine(settings, num_cpus=9)
+    with pytest.raises(BadSettingError, match="--threads: 9 are more than the 8 CPUs of this machine"):
+        check_machine(settings, num_cpus=8)
 
 
 def test_a_bad_variable_is_named() -> None:

@@ -132,3 +132,38 @@ def test_a_model_that_cannot_be_served_is_told_once_in_the_last_line(tmp_path: P
     errors = [line for line in ended.stderr.splitlines() if " ERROR " in line]
     assert len(errors) == 1 and f"the model cannot be served: {model}: " in errors[0]
     assert errors == ended.stderr.splitlines()[-1:]
+
+
+WITHOUT = """
+import sys
+sys.modules[{package!r}] = None  # as if it were not installed
+sys.argv = ["pagefleet-server", "--model", "m"]
+from pagefleet_server.command import main
+main()
+"""
+
+
+@pytest.mark.parametrize("package", ["uvloop", "msgspec"])
+def test_a_server_without_its_extra_says_which_to_install(package: str) -> None:
+    command = [sys.executable, "-c", WITHOUT.format(package=package)]
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    assert ended.returncode == ExitCode.USAGE
+    (line,) = ended.stderr.splitlines()
+    assert f"the package {package} is not installed" in line and "install pagefleet[server]" in line
+
+
+INTERRUPTED = """
+import os, signal, sys
+class Interrupt:  # while the first of our modules is looked for
+    def find_spec(self, name, path=None, target=None):
+        if name == "pagefleet_server.main":
+            os.kill(os.getpid(), signal.SIGINT)
+sys.meta_path.insert(0, Interrupt())
+from pagefleet_server.command import main
+main()
+"""
+
+
+def test_ctrl_c_while_modules_are_imported_shows_no_traceback() -> None:
+    ended = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=60, check=False)
+    assert (ended.returncode, ended.stderr) == (-signal.SIGINT, "")

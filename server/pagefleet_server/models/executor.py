@@ -147,7 +147,6 @@ def open_model(settings: ModelSettings, group: Group | None = None, tell: LoadPr
 @dataclass(frozen=True, slots=True)
 class _OpenedFused:
     settings: ModelSettings
-    checkpoint: Checkpoint
     spec: DecoderSpec
     source: WeightSource
     dtype: torch.dtype
@@ -191,6 +190,10 @@ def _open_fused(settings: ModelSettings, group: Group | None) -> _OpenedFused:
         raise NotFused("it makes embeddings")
     values = _configuration(checkpoint)
     spec = read_spec(values)
+    if settings.max_model_len is not None and settings.max_model_len > spec.max_positions:
+        raise ModelError(  # before the weights are read
+            f"--max-model-len {settings.max_model_len}: the model's own limit is {spec.max_positions}; lower it"
+        )
     device = resolve_device(settings.device)
     stored = None if checkpoint.gguf is not None else _stored_dtype(values)
     source = open_source(checkpoint, spec, dummy=dummy)
@@ -211,7 +214,6 @@ def _open_fused(settings: ModelSettings, group: Group | None) -> _OpenedFused:
     check_weights_fit(checkpoint.path, needed, dtype, device)
     return _OpenedFused(
         settings=settings,
-        checkpoint=checkpoint,
         spec=spec,
         source=source,
         dtype=dtype,
