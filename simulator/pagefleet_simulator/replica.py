@@ -16,9 +16,6 @@ from pagefleet_simulator.profile import Profile
 from pagefleet_simulator.skipping import SkippingScheduler
 from pagefleet_simulator.workload import Arrival
 
-DRAWN_TOKEN_ID = 7
-"""Every drawn token: what is drawn changes nothing but the content of cached blocks."""
-
 FIRST_PRIVATE_TOKEN_ID = 1 << 40
 """Token ids of prompts that share nothing, one id a request; below it are the names of shared pieces."""
 
@@ -178,7 +175,7 @@ class Replica:
             clock += seconds
             context += rows
             count += 1
-        self.scheduler.decode(running, count, DRAWN_TOKEN_ID)
+        self.scheduler.decode(running, count, drawn_token)
         self.clock = clock
         self.num_steps += count
         for served in serving:
@@ -207,7 +204,7 @@ class Replica:
     def _finish(self, output: SchedulerOutput, seconds: float) -> None:
         before, self.clock, self._in_flight = self.clock, self.clock + seconds, None
         self.num_steps += 1
-        result = StepResult({row.request_id: DRAWN_TOKEN_ID for row in output.scheduled if row.sample})
+        result = StepResult({row.request_id: drawn_token(row.request_id) for row in output.scheduled if row.sample})
         # Only steps with prompt chunks teach the engine's own step-time model, in both ways of making steps: its
         # prediction of decodes comes from the same coefficients.
         taught = seconds if output.num_decodes < len(output.scheduled) else None
@@ -226,6 +223,11 @@ class Replica:
                 served.ended = self.clock
                 del self._serving[news.request_id]
                 self._on_end(self, served)
+
+
+def drawn_token(request_id: str) -> int:
+    """What a request always draws: its own, so that equal prompts part after their last token."""
+    return FIRST_PRIVATE_TOKEN_ID + int(request_id)
 
 
 def prompt_of(number: int, arrival: Arrival) -> list[int]:

@@ -8,6 +8,8 @@ head of the same queue, register the same content and draw the same tokens as on
 which block numbers go to requests differs, and nothing depends on block numbers. A test compares both ways.
 """
 
+from collections.abc import Callable
+
 from pagefleet_server.core.request import Request
 from pagefleet_server.core.scheduler import Scheduler
 
@@ -48,13 +50,14 @@ class SkippingScheduler(Scheduler):
             count //= 2
         return 0
 
-    def decode(self, running: list[Request], count: int, token_id: int) -> None:
-        """Make `count` steps, each of which draws `token_id` for every running request."""
+    def decode(self, running: list[Request], count: int, drawn: Callable[[str], int]) -> None:
+        """Make `count` steps, each of which draws `drawn(request id)` for every running request. No two requests may
+        come to the same text: which of two blocks with one content is kept depends on the order of registering."""
         self._last_step_id += count
         for request in running:
             self._tables.write(request, request.num_computed + count, step_id=self._last_step_id)
             request.num_computed += count
-            request.token_ids.extend([token_id] * count)
+            request.token_ids.extend([drawn(request.request_id)] * count)
             request.last_step_id = self._last_step_id
             self._tables.register(request)
             self._waiting.charge(request.tenant, count)
