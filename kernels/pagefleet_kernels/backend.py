@@ -100,7 +100,8 @@ class Program(Protocol):
     """A step's ops, recorded once and run for any number of rows up to max_rows.
 
     Every tensor that an op is given has max_rows rows and the program's dtype; a run works on the first rows of all.
-    Recording raises BackendUnavailable for what the backend cannot run this way.
+    What an op writes shares no memory with what it reads. Recording raises BackendUnavailable for what the backend
+    cannot run this way.
     """
 
     max_rows: int

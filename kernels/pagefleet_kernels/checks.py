@@ -13,6 +13,10 @@ QUANTISED_KV_DTYPES = (torch.float8_e4m3fn,)
 QUANTISED_ROW_DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 KV_DTYPES = ROW_DTYPES + QUANTISED_KV_DTYPES
 INT32_MAX = 2**31 - 1
+FLOAT32_MIN, FLOAT32_MAX = 2.0**-126, 2.0**127
+"""Factors within these stay themselves in float32, in which the kernels take them."""
+MAX_KV_WIDTH = 65536
+"""KV heads of a layer, and elements of one's keys or values."""
 MIN_BLOCK_SIZE, MAX_BLOCK_SIZE = 8, 256
 
 
@@ -28,24 +32,82 @@ def check_integer(argument: str, value: int) -> int:
     return int(value)
 
 
-def check_positive(argument: str, value: int) -> None:
-    """Refuse a value below 1."""
-    if value < 1:
-        raise refuse(argument, value, ">= 1")
+def check_positive(argument: str, value: int, most: int = INT32_MAX) -> None:
+    """Refuse what is no whole number in [1, most]."""
+    if not 1 <= check_integer(argument, value) <= most:
+        raise refuse(argument, value, f"in [1, {most}]")
+
+
+def check_factor(argument: str, value: float, otherwise: str = "") -> None:
+    """Refuse what is no positive number, or one that float32 cannot hold. otherwise: what else the argument may be."""
+    if isinstance(value, bool) or not isinstance(value, int | float | np.number):
+        raise refuse(argument, f"a {type(value).__name__}", f"a number{otherwise}")
+    if not FLOAT32_MIN <= value <= FLOAT32_MAX:
+        raise refuse(argument, value, f"positive and finite in float32{otherwise}")
+
+
+def check_score_rule(scale: float, sliding_window: int | None, softcap: float | None) -> None:
+    """Refuse what attention cannot do with its scores."""
+    check_factor("scale", scale)
+    if sliding_window is not None and not 1 <= check_integer("sliding_window", sliding_window) <= INT32_MAX:
+        raise refuse("sliding_window", sliding_window, f"in [1, {INT32_MAX}], or None for no window")
+    if softcap is not None:
+        check_factor("softcap", softcap, ", or None for no cap")
+
+
+def check_rank(argument: str, tensor: torch.Tensor, form: str) -> None:
+    """Refuse what is no tensor of as many dimensions as form names: "[T, Hq, D]"."""
+    if not isinstance(tensor, torch.Tensor):
+        raise refuse(argument, f"a {type(tensor).__name__}", f"a tensor {form}")
+    if tensor.dim() != form.count(",") + 1:
+        raise refuse(argument, f"of shape {tuple(tensor.shape)}", form)
+
+
+def check_plain(argument: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor that shows other numbers than lie in its memory, one after the other."""
+    if tensor.layout != torch.strided:
+        raise refuse(argument, f"of layout {tensor.layout}", "dense (to_dense())")
+    if not torch.compiler.is_compiling() and tensor.is_neg():  # a graph resolves it
+        raise refuse(argument, "a view that negates its memory", "a tensor of its own (resolve_neg())")
 
 
 def check_tensor(
     argument: str, tensor: torch.Tensor, shape: tuple[int, ...], dtype: torch.dtype, device: torch.device
 ) -> None:
-    """Refuse a tensor of another shape, dtype or device, or whose last dimension is not contiguous."""
+    """Refuse a tensor of another shape, dtype or device, one whose last dimension is not contiguous, and one that shows
+    other numbers than lie in its memory."""
+    if not isinstance(tensor, torch.Tensor):
+        raise refuse(argument, f"a {type(tensor).__name__}", f"a tensor of shape {shape}")
     if tensor.shape != shape:
         raise refuse(argument, f"of shape {tuple(tensor.shape)}", f"of shape {shape}")
     if tensor.dtype != dtype:
         raise refuse(argument, f"of dtype {tensor.dtype}", f"of dtype {dtype}")
     if tensor.device != device:
         raise refuse(argument, f"on device {tensor.device}", f"on device {device}")
+    check_plain(argument, tensor)
     if tensor.numel() > 1 and tensor.stride(-1) != 1 and tensor.shape[-1] != 1:
         raise refuse(argument, f"strided {tensor.stride()}", "contiguous in its last dimension (stride 1)")
+
+
+def check_apart(argument: str, written: torch.Tensor, **read: torch.Tensor | None) -> None:
+    """Refuse a tensor to write to in whose memory an input lies, in part or whole: rows are written while others are
+    still read. Tensors that have no memory yet (torch.compile's) pass: schemas keep those apart."""
+    if torch.compiler.is_compiling():
+        return
+    start, end = _extent(written)
+    for name, tensor in read.items():
+        if tensor is not None:
+            other_start, other_end = _extent(tensor)
+            if start < other_end and other_start < end:
+                raise refuse(argument, f"in the memory of {name}", "apart from it")
+
+
+def _extent(tensor: torch.Tensor) -> tuple[int, int]:
+    """Addresses of its first byte and of the one after its last."""
+    if tensor.numel() == 0:
+        return 0, 0
+    last = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True))
+    return tensor.data_ptr(), tensor.data_ptr() + (last + 1) * tensor.element_size()
 
 
 def check_row_dtype(argument: str, rows: torch.Tensor, stored: torch.dtype) -> torch.dtype:
@@ -59,15 +121,15 @@ def check_row_dtype(argument: str, rows: torch.Tensor, stored: torch.dtype) -> t
 
 
 def check_kv_shape(shape: KVShape) -> None:
-    """Refuse widths below 1."""
-    check_positive("shape.num_kv_heads", shape.num_kv_heads)
-    check_positive("shape.head_dim", shape.head_dim)
-    check_positive("shape.v_head_dim", shape.v_head_dim)
+    """Refuse widths out of [1, MAX_KV_WIDTH]."""
+    check_positive("shape.num_kv_heads", shape.num_kv_heads, MAX_KV_WIDTH)
+    check_positive("shape.head_dim", shape.head_dim, MAX_KV_WIDTH)
+    check_positive("shape.v_head_dim", shape.v_head_dim, MAX_KV_WIDTH)
 
 
 def check_block_geometry(block_size: int, dtype: torch.dtype) -> None:
     """Refuse a block size that is no power of two in 8..256, and a dtype that no KV cache holds."""
-    if not MIN_BLOCK_SIZE <= block_size <= MAX_BLOCK_SIZE or block_size & (block_size - 1):
+    if not MIN_BLOCK_SIZE <= check_integer("block_size", block_size) <= MAX_BLOCK_SIZE or block_size & (block_size - 1):
         raise refuse("block_size", block_size, f"a power of two in [{MIN_BLOCK_SIZE}, {MAX_BLOCK_SIZE}]")
     if dtype not in KV_DTYPES:
         raise refuse("dtype", dtype, f"one of {', '.join(str(known) for known in KV_DTYPES)}")
@@ -75,14 +137,17 @@ def check_block_geometry(block_size: int, dtype: torch.dtype) -> None:
 
 def check_batch_form(batch: AttentionBatch, num_rows: int, device: torch.device) -> None:
     """Shapes, dtypes and devices of a batch of num_rows rows; reads no tensor."""
-    num_seqs = batch.seq_lens.shape[0] if batch.seq_lens.dim() == 1 else -1
+    check_rank("batch.seq_lens", batch.seq_lens, "[S]")
+    num_seqs = batch.seq_lens.shape[0]
     check_tensor("batch.seq_lens", batch.seq_lens, (num_seqs,), torch.int32, device)
     check_tensor("batch.query_starts", batch.query_starts, (num_seqs + 1,), torch.int32, device)
-    if batch.block_tables.dim() != 2:
-        raise refuse("batch.block_tables", f"of shape {tuple(batch.block_tables.shape)}", "[S, max_blocks]")
+    check_rank("batch.block_tables", batch.block_tables, "[S, max_blocks]")
     check_tensor("batch.block_tables", batch.block_tables, (num_seqs, batch.block_tables.shape[1]), torch.int32, device)
     check_tensor("batch.slot_mapping", batch.slot_mapping, (num_rows,), torch.int64, device)
-    if not 0 <= batch.num_decodes <= min(num_seqs, num_rows):
+    for name, most in (("max_query_len", batch.max_query_len), ("max_seq_len", batch.max_seq_len)):
+        if check_integer(f"batch.{name}", most) > INT32_MAX:
+            raise refuse(f"batch.{name}", most, f"<= {INT32_MAX}")
+    if not 0 <= check_integer("batch.num_decodes", batch.num_decodes) <= min(num_seqs, num_rows):
         raise refuse("batch.num_decodes", batch.num_decodes, f"in [0, {min(num_seqs, num_rows)}]")
 
 

@@ -19,8 +19,11 @@ from pagefleet_kernels.checks import (
     check_block_geometry,
     check_integer,
     check_kv_shape,
+    check_plain,
     check_positive,
+    check_rank,
     check_row_dtype,
+    check_score_rule,
     check_slots,
     check_tensor,
     refuse,
@@ -50,12 +53,15 @@ def allocate(
     """Zeroed KV memory of one layer for num_blocks blocks, the null block 0 included (so num_blocks >= 2).
 
     dtype: the rows' own, or float8_e4m3fn, half the bytes of 16-bit floats, where the backend holds it: rows of any
-    float dtype are then converted as they are written. Raises KernelArgumentError, BackendUnavailable.
+    float dtype are then converted as they are written. Raises KernelArgumentError, BackendUnavailable; MemoryError or
+    torch's RuntimeError when the device has not so much.
     """
     check_kv_shape(shape)
     check_block_geometry(block_size, dtype)
-    if num_blocks < 2:
-        raise refuse("num_blocks", num_blocks, ">= 2 (block 0 is the null block)")
+    if not 2 <= check_integer("num_blocks", num_blocks) <= INT32_MAX:
+        raise refuse("num_blocks", num_blocks, f"in [2, {INT32_MAX}] (block 0 is the null block)")
+    if not isinstance(device, torch.device):
+        raise refuse("device", repr(device), "a torch.device")
     return backend.allocate(shape, num_blocks=num_blocks, block_size=block_size, dtype=dtype, device=device)
 
 
@@ -81,8 +87,9 @@ def write_kv(
     stride above it. Slots are distinct.
     Slots of the null block (0 <= slot < block_size) are refused. Raises KernelArgumentError.
     """
-    shape = cache.shape
-    num_tokens = key.shape[0] if key.dim() else 0
+    shape = _shape_of(cache)
+    check_rank("key", key, "[T, Hkv, D]")
+    num_tokens = key.shape[0]
     dtype = check_row_dtype("key", key, cache.dtype)
     check_tensor("key", key, (num_tokens, shape.num_kv_heads, shape.head_dim), dtype, cache.device)
     check_tensor("value", value, (num_tokens, shape.num_kv_heads, shape.v_head_dim), dtype, cache.device)
@@ -113,22 +120,17 @@ def paged_attention(
     softcap c > 0: scores become c * tanh(s / c). sinks [Hq], float: one extra logit per head in the softmax, without
     value. Rows of padding (slot -1, in sequences with seq_len 0) come out as zeros. Raises KernelArgumentError.
     """
-    shape = cache.shape
-    if query.dim() != 3:
-        raise refuse("query", f"shape {tuple(query.shape)}", "[T, Hq, D]")
+    shape = _shape_of(cache)
+    check_rank("query", query, "[T, Hq, D]")
     num_rows, num_q_heads = query.shape[0], query.shape[1]
     dtype = check_row_dtype("query", query, cache.dtype)
     check_tensor("query", query, (num_rows, num_q_heads, shape.head_dim), dtype, cache.device)
     if num_q_heads == 0 or num_q_heads % shape.num_kv_heads:
         raise refuse("query", f"{num_q_heads} heads", f"a multiple of the cache's {shape.num_kv_heads} kv heads")
     check_batch_form(batch, num_rows, cache.device)
-    if not scale > 0.0 or scale == float("inf"):
-        raise refuse("scale", scale, "positive and finite")
-    if sliding_window is not None and not 1 <= check_integer("sliding_window", sliding_window) <= INT32_MAX:
-        raise refuse("sliding_window", sliding_window, f"in [1, {INT32_MAX}], or None for no window")
-    if softcap is not None and not 0.0 < softcap < float("inf"):
-        raise refuse("softcap", softcap, "positive and finite, or None for no cap")
+    check_score_rule(scale, sliding_window, softcap)
     if sinks is not None:
+        check_rank("sinks", sinks, "[Hq]")
         if not sinks.dtype.is_floating_point:
             raise refuse("sinks", f"dtype {sinks.dtype}", "a floating dtype")
         check_tensor("sinks", sinks, (num_q_heads,), sinks.dtype, cache.device)
@@ -141,6 +143,10 @@ def paged_attention(
 
 def copy_blocks(backend: Backend, cache: KVCache, pairs: Sequence[tuple[int, int]]) -> None:
     """Copy whole blocks, (source, destination) each. Destinations are distinct, not the null block, and no sources."""
+    _shape_of(cache)
+    for index, pair in enumerate(pairs):
+        if not isinstance(pair, Sequence) or len(pair) != 2:
+            raise refuse(f"pairs[{index}]", pair, "(source, destination)")
     sources = {source for source, _ in pairs}
     seen: set[int] = set()
     for index, (source, destination) in enumerate(pairs):
@@ -167,10 +173,12 @@ def pack_linear(
     The function holds its own copy: the caller may free the weight. out_dtype: what the result comes in: None or the
     weight's dtype, or float32 for sums that are not rounded (logits: in bfloat16 many of them are equal).
     """
-    if weight.dim() != 2 or 0 in weight.shape:
-        raise refuse("weight", f"shape {tuple(weight.shape)}", "[N, K] with N, K >= 1")
+    check_rank("weight", weight, "[N, K]")
+    if 0 in weight.shape or max(weight.shape) > INT32_MAX:
+        raise refuse("weight", f"of shape {tuple(weight.shape)}", f"[N, K] with N, K in [1, {INT32_MAX}]")
     if not weight.dtype.is_floating_point:
-        raise refuse("weight", f"dtype {weight.dtype}", "a floating dtype")
+        raise refuse("weight", f"of dtype {weight.dtype}", "a floating dtype")
+    check_plain("weight", weight)
     if bias is not None:
         check_tensor("bias", bias, (weight.shape[0],), weight.dtype, weight.device)
     if out_dtype not in (None, weight.dtype, torch.float32):
@@ -192,3 +200,10 @@ def new_program(
     from pagefleet_kernels.torch_program import TorchProgram
 
     return TorchProgram(backend, dtype=dtype, device=device, max_rows=max_rows)
+
+
+def _shape_of(cache: KVCache) -> KVShape:
+    shape = getattr(cache, "shape", None)
+    if not isinstance(shape, KVShape):
+        raise refuse("cache", f"a {type(cache).__name__}", "one that the backend allocated")
+    return shape

@@ -1,5 +1,6 @@
 """What tests of bad arguments send to the interpreting process."""
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -48,6 +49,32 @@ def refusal_at_the_door(name: str, change: dict[str, Any]) -> str:
     except KernelArgumentError as error:
         return str(error)
     return ""
+
+
+def refusals_of_shared_memory() -> list[str]:
+    """What a program says of ops that write where they read, and of a scale that is no number."""
+    backend = make_backend()
+    cache = backend.allocate(KVShape(1, 16, 16), num_blocks=2, block_size=16, dtype=torch.float32, device=CPU)
+    program = backend.program(dtype=torch.float32, device=CPU, max_rows=2)
+    x, y, weight = program.buffer(16), program.buffer(16), torch.ones(16)
+    heads, table = x.view(2, 1, 16), torch.ones(4, 16)
+    rule: dict[str, Any] = {"scale": 1.0, "sliding_window": None, "softcap": None}
+    calls: list[Callable[[], None]] = [
+        lambda: program.linear(torch.nn.Identity(), x, x),
+        lambda: program.norm(x, None, x, weight),
+        lambda: program.activate(x, x, activation="silu", gated=False),
+        lambda: program.norm(x, x, y, weight),
+        lambda: program.attention(heads, cache, x, **rule),
+        lambda: program.rope_write_kv(heads, heads, heads, cache, x, cos_sin=table),
+        lambda: program.attention(heads, cache, y, **(rule | {"scale": float("nan")})),
+    ]
+    refusals = []
+    for call in calls:
+        try:
+            call()
+        except KernelArgumentError as error:
+            refusals.append(str(error))
+    return refusals
 
 
 def attend_whatever(batch: AttentionBatch) -> str:

@@ -173,10 +173,20 @@ def test_a_transposed_weight_and_a_view_of_one_are_packed_as_they_read() -> None
         torch.testing.assert_close(pack(LEVELS[-1], weight)(x), torch.nn.functional.linear(x, weight))
 
 
+@pytest.mark.parametrize(
+    "x",
+    [None, torch.tensor(1.0), torch.zeros(2, 16).to_sparse(), torch._neg_view(torch.zeros(2, 16))],
+    ids=["none", "one number", "sparse", "negated"],
+)
+def test_what_is_no_plain_row_of_numbers_is_refused(x: torch.Tensor) -> None:
+    with pytest.raises(KernelArgumentError, match=r"x is .*; it must be (a tensor|dense)"):
+        pack(LEVELS[-1], weights(16, 16, torch.float32)[0])(x)
+
+
 @pytest.mark.parametrize("bad", [torch.zeros(3, 31), torch.zeros(3, 32, dtype=torch.bfloat16)])
 def test_an_input_of_another_width_or_dtype_is_refused(bad: torch.Tensor) -> None:
     linear = pack(LEVELS[-1], weights(20, 32, torch.float32)[0])
-    with pytest.raises(KernelArgumentError, match=r"must be \[\.\.\., 32\] torch\.float32"):
+    with pytest.raises(KernelArgumentError, match=r"must be a tensor \[\.\.\., 32\] of torch\.float32"):
         linear(bad)
 
 

@@ -123,6 +123,51 @@ def test_a_program_can_be_extended_after_a_run() -> None:
     assert torch.allclose(z[:3], y[:3])
 
 
+def attend(program: Program, **change: Any) -> None:
+    """One op over a small cache, changed."""
+    cache = CpuBackend(find_library()).allocate(
+        KVShape(1, 8, 8), num_blocks=2, block_size=16, dtype=torch.float32, device=CPU
+    )
+    rule = {"scale": 1.0, "sliding_window": None, "softcap": None} | change
+    program.attention(program.buffer(8).view(-1, 1, 8), cache, program.buffer(8), **rule)
+
+
+def test_what_is_written_shares_no_memory_with_what_is_read() -> None:
+    """A row is written while others are still read, by other threads too."""
+    backend = CpuBackend(find_library(), num_threads=1)
+    program = backend.program(dtype=torch.float32, max_rows=4)
+    x, y, z = (program.buffer(16) for _ in range(3))
+    near = torch.zeros(5 * 16)
+    before, behind = near[:64].view(4, 16), near[16:].view(4, 16)
+    linear = backend.pack_linear(torch.ones(16, 16), None)
+    assert linear is not None
+    cache = backend.allocate(KVShape(1, 4, 4), num_blocks=2, block_size=16, dtype=torch.float32, device=CPU)
+    rule: dict[str, Any] = {"scale": 1.0, "sliding_window": None, "softcap": None}
+    table = torch.ones(4, 4)
+    wrong: list[tuple[str, Callable[[], object]]] = [
+        ("out is in the memory of x", lambda: program.linear(linear, x, x)),
+        ("out is in the memory of x", lambda: program.linear(linear, before, behind)),
+        ("out is in the memory of x", lambda: program.norm(x, None, x, torch.ones(16))),
+        ("residual is in the memory of x", lambda: program.norm(before, behind, x, torch.ones(16))),
+        ("out is in the memory of residual", lambda: program.norm(x, y, y, torch.ones(16))),
+        ("out is in the memory of x", lambda: program.activate(x, x, activation="silu", gated=False)),
+        ("out is in the memory of query", lambda: program.attention(x.view(4, 4, 4), cache, x, **rule)),
+        (
+            "turned is in the memory of key",
+            lambda: program.rope_write_kv(
+                x.view(4, 4, 4), y[:, :4].view(4, 1, 4), z[:, :4].view(4, 1, 4), cache, y, cos_sin=table
+            ),
+        ),
+        ("residual is in the memory of x", lambda: backend.add_rms_norm(before, behind, x[0], epsilon=1e-6)),
+    ]
+    for want, call in wrong:
+        with pytest.raises(KernelArgumentError, match=want):
+            call()
+    program.linear(linear, before, x)
+    query, key, value = torch.split(torch.zeros(4, 24), [16, 4, 4], dim=1)  # parts of one projection
+    program.rope_write_kv(query.view(4, 4, 4), key.view(4, 1, 4), value.view(4, 1, 4), cache, y, cos_sin=table)
+
+
 def test_what_does_not_fit_is_refused() -> None:
     backend = CpuBackend(find_library(), num_threads=1)
     program = backend.program(dtype=torch.float32, max_rows=2)
@@ -139,6 +184,21 @@ def test_what_does_not_fit_is_refused() -> None:
         program.linear(torch.nn.Linear(8, 8), x, y)
     with pytest.raises(BackendUnavailable, match="float16"):
         backend.program(dtype=torch.float16, max_rows=2)
+    half: Any = 1.5
+    refused: list[tuple[Callable[[], object], str]] = [
+        (lambda: program.norm(x[0], None, y, torch.ones(8)), "x is of shape"),
+        (lambda: program.activate(x, y[0], activation="silu", gated=False), "out is of shape"),
+        (lambda: program.buffer(half), "width is 1.5"),
+        (lambda: program.buffer(0), "width is 0"),
+        (lambda: attend(program, scale=float("nan")), "scale is nan"),
+        (lambda: attend(program, sliding_window=-1), "sliding_window is -1"),
+        (lambda: attend(program, softcap=-1.0), "softcap is -1.0"),
+        (lambda: CpuBackend(find_library(), num_threads=half), "num_threads is 1.5"),
+        (lambda: CpuBackend(find_library(), num_threads=2**32), "num_threads is 4294967296"),
+    ]
+    for call, want in refused:
+        with pytest.raises(KernelArgumentError, match=want):
+            call()
     program.norm(x, None, y, torch.ones(8))
     with pytest.raises(KernelArgumentError, match="of 3 rows; it must be of 2 at most"):
         program.run(*batch_of([1, 1, 1], [1, 1, 1]))

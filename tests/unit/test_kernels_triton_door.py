@@ -10,6 +10,7 @@ from support.triton_interpreter import Interpreter, interpreter
 
 __all__ = ["interpreter"]
 
+NEAR = torch.zeros(48)
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("rope_write_kv", {"query": torch.zeros(2, 32)}, "query is of shape (2, 32)"),
     ("rope_write_kv", {"query": torch.zeros(2, 2, 16, dtype=torch.float16)}, "query is of dtype torch.float16"),
@@ -28,6 +29,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("add_rms_norm", {"x": torch.zeros(16, 2).T}, "x is strided"),
     ("add_rms_norm", {"weight": torch.zeros(8)}, "weight is of shape (8,)"),
     ("add_rms_norm", {"residual": torch.zeros(1, 16)}, "residual is of shape (1, 16)"),
+    ("add_rms_norm", {"residual": torch.zeros(1, 16).expand(2, 16)}, "residual is strided (0, 1)"),
+    ("add_rms_norm", {"residual": NEAR[16:].view(2, 16), "x": NEAR[:32].view(2, 16)}, "residual is in the memory of x"),
     ("add_rms_norm", {"x": torch.zeros(1, 70000), "weight": torch.zeros(70000)}, "x is of width 70000"),
     ("silu_mul", {"x": torch.zeros(2, 15)}, "x is of width 15"),
     ("silu_mul", {"x": torch.zeros(16)}, "x is of shape (16,)"),
@@ -44,6 +47,16 @@ def test_wrong_arguments_are_named(interpreter: Interpreter, op: str, change: di
     message = interpreter.run(work.refusal_at_the_door, op, change)
     assert message.startswith(want)
     assert "it must be" in message
+
+
+def test_a_program_writes_nothing_that_it_reads(interpreter: Interpreter) -> None:
+    refusals = interpreter.run(work.refusals_of_shared_memory)
+    assert refusals == ["out is in the memory of x; it must be apart from it"] * 3 + [
+        "residual is in the memory of x; it must be apart from it",
+        "out is in the memory of query; it must be apart from it",
+        "turned is in the memory of query; it must be apart from it",
+        "scale is nan; it must be positive and finite in float32",
+    ]
 
 
 def test_a_position_outside_the_table_is_nan_not_memory(interpreter: Interpreter) -> None:

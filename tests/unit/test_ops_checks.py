@@ -44,12 +44,27 @@ def i32(*values: Any) -> torch.Tensor:
     return torch.tensor(values, dtype=torch.int32)
 
 
+def allocate(**changes: Any) -> object:
+    options = {"num_blocks": 4, "block_size": 16, "dtype": torch.float32, "device": CPU, **changes}
+    return ops.allocate(BACKEND, options.pop("shape", SHAPE), **options)
+
+
 def test_right_arguments_pass() -> None:
     assert attend(batch_of()).shape == (4, 4, 4)
 
 
+def program(max_rows: Any) -> object:
+    return ops.new_program(BACKEND, dtype=torch.float32, device=CPU, max_rows=max_rows)
+
+
 BAD_CALLS: dict[str, tuple[Callable[[], object], str]] = {
-    "query without heads": (lambda: attend(batch_of(), torch.zeros(4, 8)), r"query is shape \(4, 8\)"),
+    "query without heads": (lambda: attend(batch_of(), torch.zeros(4, 8)), r"query is of shape \(4, 8\)"),
+    "query that is none": (lambda: attend(batch_of(), [[0.0]]), "query is a list"),  # type: ignore[arg-type]
+    "query that is sparse": (lambda: attend(batch_of(), torch.zeros(4, 4, 8).to_sparse()), "query is of layout"),
+    "query that shows the negative": (
+        lambda: attend(batch_of(), torch._neg_view(torch.zeros(4, 4, 8))),
+        "query is a view that negates",
+    ),
     "query of another width": (lambda: attend(batch_of(), torch.zeros(4, 4, 16)), "query is of shape"),
     "query of another dtype": (lambda: attend(batch_of(), torch.zeros(4, 4, 8).bfloat16()), "query is of dtype"),
     "query on another device": (lambda: attend(batch_of(), torch.zeros(4, 4, 8, device="meta")), "on device meta"),
@@ -62,10 +77,22 @@ BAD_CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "rows beyond the batch": (lambda: attend(batch_of(), torch.zeros(5, 4, 8)), "batch.slot_mapping is of shape"),
     "scale of zero": (lambda: attend(batch_of(), scale=0.0), "scale is 0.0"),
     "scale of NaN": (lambda: attend(batch_of(), scale=float("nan")), "scale is nan"),
+    "scale that is none": (lambda: attend(batch_of(), scale="1"), "scale is a str"),
+    "scale of True": (lambda: attend(batch_of(), scale=True), "scale is a bool"),
+    "scale beyond float32": (lambda: attend(batch_of(), scale=1e300), r"scale is 1e\+300; .* finite in float32"),
+    "scale that float32 takes for 0": (lambda: attend(batch_of(), scale=1e-300), "scale is 1e-300"),
+    "softcap beyond float32": (lambda: attend(batch_of(), softcap=1e300), r"softcap is 1e\+300.* or None"),
     "window of zero": (lambda: attend(batch_of(), sliding_window=0), "sliding_window is 0"),
     "negative softcap": (lambda: attend(batch_of(), softcap=-1.0), "softcap is -1.0"),
     "sinks of another count": (lambda: attend(batch_of(), sinks=torch.zeros(3)), "sinks is of shape"),
+    "sinks that are none": (lambda: attend(batch_of(), sinks=[0.0] * 4), r"sinks is a list; .* \[Hq\]"),
     "integer sinks": (lambda: attend(batch_of(), sinks=i32(0, 0, 0, 0)), "sinks is dtype"),
+    "lengths that are none": (lambda: attend(batch_of(seq_lens=[10, 3])), "batch.seq_lens is a list"),
+    "decodes that are no number": (lambda: attend(batch_of(num_decodes=None)), "batch.num_decodes is None"),
+    "half a decode": (lambda: attend(batch_of(num_decodes=0.5)), "batch.num_decodes is 0.5"),
+    "half a token at most": (lambda: attend(batch_of(max_seq_len=10.5)), "batch.max_seq_len is 10.5"),
+    "rows that are no number": (lambda: attend(batch_of(max_query_len=float("nan"))), "batch.max_query_len is nan"),
+    "a maximum beyond int32": (lambda: attend(batch_of(max_seq_len=2**40)), "batch.max_seq_len is 1099511627776"),
     "int64 lengths": (lambda: attend(batch_of(seq_lens=torch.tensor([10, 3]))), "batch.seq_lens is of dtype"),
     "offsets of another count": (lambda: attend(batch_of(query_starts=i32(0, 4))), "batch.query_starts is of shape"),
     "tables without width": (lambda: attend(batch_of(block_tables=i32(1, 2))), r"\[S, max_blocks\]"),
@@ -105,6 +132,18 @@ BAD_CALLS: dict[str, tuple[Callable[[], object], str]] = {
     "copy onto the null block": (lambda: ops.copy_blocks(BACKEND, cache_of(), [(1, 0)]), "destination is 0"),
     "copy twice to one": (lambda: ops.copy_blocks(BACKEND, cache_of(), [(1, 2), (3, 2)]), "written once"),
     "copy onto a source": (lambda: ops.copy_blocks(BACKEND, cache_of(), [(1, 2), (2, 3)]), "no source"),
+    "a pair of three": (lambda: ops.copy_blocks(BACKEND, cache_of(), [(1, 2, 3)]), r"pairs\[0\] is \(1, 2, 3\)"),  # type: ignore[list-item]
+    "blocks without pairs": (lambda: ops.copy_blocks(BACKEND, cache_of(), [1, 2]), r"pairs\[0\] is 1"),  # type: ignore[list-item]
+    "cache that is none": (
+        lambda: ops.copy_blocks(BACKEND, None, [(1, 2)]),  # type: ignore[arg-type]
+        "cache is a NoneType; it must be one that the backend allocated",
+    ),
+    "half a block": (lambda: allocate(num_blocks=2.5), "num_blocks is 2.5"),
+    "blocks beyond int32": (lambda: allocate(num_blocks=2**40), "num_blocks is 1099511627776"),
+    "block size in words": (lambda: allocate(block_size="16"), "block_size is 16; it must be a whole number"),
+    "device by name": (lambda: allocate(device="cpu"), "device is 'cpu'"),
+    "half a head": (lambda: allocate(shape=KVShape(1.5, 8, 8)), "num_kv_heads is 1.5"),  # type: ignore[arg-type]
+    "head beyond all bounds": (lambda: allocate(shape=KVShape(1, 8, 2**20)), "v_head_dim is 1048576"),
     "block size of 12": (
         lambda: ops.allocate(BACKEND, SHAPE, num_blocks=2, block_size=12, dtype=torch.float32, device=CPU),
         "block_size is 12",
@@ -121,12 +160,21 @@ BAD_CALLS: dict[str, tuple[Callable[[], object], str]] = {
         lambda: ops.bytes_per_block(BACKEND, KVShape(1, 0, 4), block_size=16, dtype=torch.float32),
         "head_dim is 0",
     ),
-    "linear of one dimension": (lambda: ops.pack_linear(BACKEND, torch.zeros(3), None), "weight is shape"),
+    "linear of one dimension": (lambda: ops.pack_linear(BACKEND, torch.zeros(3), None), "weight is of shape"),
+    "linear of nothing": (lambda: ops.pack_linear(BACKEND, None, None), "weight is a NoneType"),  # type: ignore[arg-type]
+    "linear of whole numbers": (lambda: ops.pack_linear(BACKEND, i32([1, 2]), None), "weight is of dtype"),
+    "linear that is sparse": (
+        lambda: ops.pack_linear(BACKEND, torch.zeros(3, 2).to_sparse(), None),
+        "weight is of layout torch.sparse_coo",
+    ),
     "linear with a foreign bias": (lambda: ops.pack_linear(BACKEND, torch.zeros(3, 2), torch.zeros(2)), "bias is of"),
     "linear with a narrow result": (
         lambda: ops.pack_linear(BACKEND, torch.zeros(3, 2), None, out_dtype=torch.float16),
         "out_dtype is torch.float16",
     ),
+    "program of no rows": (lambda: program(0), r"max_rows is 0; it must be in \[1,"),
+    "program of half a row": (lambda: program(2.5), "max_rows is 2.5"),
+    "program of what it may be": (lambda: program(None), "max_rows is None"),
     "unknown backend": (lambda: select_backend(CPU, "magic"), "preference is 'magic'"),
 }
 

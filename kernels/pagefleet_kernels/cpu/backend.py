@@ -8,6 +8,7 @@ import torch
 
 from pagefleet_kernels.backend import KVCache, LinearFunction
 from pagefleet_kernels.batch import AttentionBatch, KVShape
+from pagefleet_kernels.checks import check_positive
 from pagefleet_kernels.cpu.cache import CpuCache, block_words, why_unsupported
 from pagefleet_kernels.cpu.calls import DTYPE_CODES, AttentionCall, RopeCall, WriteCall
 from pagefleet_kernels.cpu.isa import cpu_flags
@@ -34,8 +35,8 @@ class CpuBackend:
 
     def __init__(self, library: Library, *, num_threads: int | None = None) -> None:
         """num_threads: at most so many threads a call; None follows torch.get_num_threads()."""
-        if num_threads is not None and num_threads < 1:
-            raise KernelArgumentError(f"num_threads is {num_threads}; it must be >= 1, or None to follow torch")
+        if num_threads is not None:
+            check_positive("num_threads", num_threads)
         self.library = library
         self._num_threads = num_threads
         self.row_ops = CpuRowOps(library, lambda: self.num_threads)
@@ -54,12 +55,17 @@ class CpuBackend:
 
         It comes fresh from the system, which zeroes a page when it is first written: a large cache takes no time here.
 
-        Raises BackendUnavailable for what this backend cannot hold: another device than the CPU, see why_unsupported.
+        Raises BackendUnavailable for what this backend cannot hold: another device than the CPU, see why_unsupported;
+        MemoryError when the system does not even promise so much.
         """
         if device.type != "cpu":
             raise BackendUnavailable(f"the CPU kernels hold no memory on {device}")
         words_per_block = self._block_words(shape, block_size, dtype)
-        memory = mmap.mmap(-1, num_blocks * words_per_block * 4, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        num_bytes = num_blocks * words_per_block * 4
+        try:
+            memory = mmap.mmap(-1, num_bytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+        except (OSError, OverflowError) as error:
+            raise MemoryError(f"the system has no {num_bytes} bytes for {num_blocks} blocks: {error}") from error
         words = torch.frombuffer(memory, dtype=torch.int32).view(num_blocks, words_per_block)
         self.library.advise_huge_pages(words.data_ptr(), words.nbytes)
         return CpuCache(shape=shape, block_size=block_size, dtype=dtype, words=words)

@@ -8,9 +8,9 @@ from typing import ClassVar
 
 import torch
 
+from pagefleet_kernels.checks import check_plain, refuse
 from pagefleet_kernels.cpu.calls import DTYPE_CODES, GroupedLinearCall, LinearCall
 from pagefleet_kernels.cpu.library import Library
-from pagefleet_kernels.errors import KernelArgumentError
 
 PANEL_OUTPUTS = 64
 """Of the widest level; the others' panels divide it."""
@@ -57,11 +57,12 @@ class RowLinear(ABC):
 
     def __call__(self, x: torch.Tensor) -> torch.Tensor:
         """Raises KernelArgumentError for another width or dtype than it was packed for."""
-        if x.shape[-1] != self.in_features or x.dtype != self.dtype or x.device.type != "cpu":
-            raise KernelArgumentError(
-                f"x is {tuple(x.shape)} {x.dtype} on {x.device}; it must be [..., {self.in_features}] "
-                f"{self.dtype} on the CPU"
-            )
+        want = f"a tensor [..., {self.in_features}] of {self.dtype} on the CPU"
+        if not isinstance(x, torch.Tensor):
+            raise refuse("x", f"a {type(x).__name__}", want)
+        if x.dim() == 0 or x.shape[-1] != self.in_features or x.dtype != self.dtype or x.device.type != "cpu":
+            raise refuse("x", f"{tuple(x.shape)} {x.dtype} on {x.device}", want)
+        check_plain("x", x)
         rows = x if x.dim() == 2 else x.reshape(-1, self.in_features)
         if rows.stride(1) != 1:
             rows = rows.contiguous()

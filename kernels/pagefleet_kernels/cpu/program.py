@@ -13,7 +13,16 @@ import torch
 
 from pagefleet_kernels.backend import KVCache, LinearFunction
 from pagefleet_kernels.batch import AttentionBatch
-from pagefleet_kernels.checks import INT32_MAX, check_batch_form, check_tensor, refuse
+from pagefleet_kernels.checks import (
+    INT32_MAX,
+    check_apart,
+    check_batch_form,
+    check_positive,
+    check_rank,
+    check_score_rule,
+    check_tensor,
+    refuse,
+)
 from pagefleet_kernels.cpu.cache import CpuCache
 from pagefleet_kernels.cpu.calls import (
     DTYPE_CODES,
@@ -54,6 +63,7 @@ class CpuProgram:
 
     def buffer(self, width: int) -> torch.Tensor:
         """Uninitialised [max_rows, width]."""
+        check_positive("width", width)
         return torch.empty(self.max_rows, width, dtype=self._dtype)
 
     def linear(self, linear: LinearFunction, x: torch.Tensor, out: torch.Tensor) -> None:
@@ -62,6 +72,7 @@ class CpuProgram:
             raise BackendUnavailable("a linear is not laid out for the library")
         self._check("x", x, linear.in_features)
         self._check("out", out, linear.out_features, whole=True)
+        check_apart("out", out, x=x)
         if linear.out_dtype != self._dtype:
             raise refuse("linear", f"one with results in {linear.out_dtype}", f"one with results in {self._dtype}")
         self._add(linear.call(x, out), linear, x, out)
@@ -80,11 +91,13 @@ class CpuProgram:
         x_scale: float = 1.0,
     ) -> None:
         """h = residual + x * x_scale (residual becomes h; None: h = x); out = norm of h, None: only the sum."""
+        check_rank("x", x, "[T, N]")
         width = x.shape[1]
         self._check("x", x, width)
         for name, tensor in (("residual", residual), ("out", out)):
             if tensor is not None:
                 self._check(name, tensor, width, whole=True)
+                check_apart(name, tensor, x=x, residual=None if name == "residual" else residual)
         for name, vector in (("weight", weight), ("bias", bias)):
             if vector is not None:
                 check_tensor(name, vector, (width,), self._dtype, _CPU)
@@ -130,6 +143,7 @@ class CpuProgram:
         anywhere = torch.zeros(self.max_rows, dtype=torch.int64)
         check_rope(query, key, value, own, anywhere, anywhere, cos_sin, query_norm, key_norm)
         self._check("turned", turned, query.shape[1] * query.shape[2], whole=True)
+        check_apart("turned", turned, query=query, key=key, value=value)
         write = WriteCall(
             key=key.data_ptr(),
             value=value.data_ptr(),
@@ -182,11 +196,15 @@ class CpuProgram:
     ) -> None:
         """ops.paged_attention of query [R, Hq, D] into out [R, Hq * Dv]."""
         own = _own(cache)
+        check_rank("query", query, "[R, Hq, D]")
         num_q_heads = query.shape[1]
         check_tensor("query", query, (self.max_rows, num_q_heads, own.shape.head_dim), self._dtype, _CPU)
         self._check("out", out, num_q_heads * own.shape.v_head_dim, whole=True)
+        check_apart("out", out, query=query)
         if num_q_heads % own.shape.num_kv_heads:
             raise refuse("query", f"{num_q_heads} heads", f"a multiple of {own.shape.num_kv_heads} kv heads")
+        window = None if sliding_window is None else min(sliding_window, INT32_MAX)  # no sequence is longer
+        check_score_rule(scale, window, softcap)
         self._add(
             AttentionCall(
                 query=query.data_ptr(),
@@ -200,7 +218,7 @@ class CpuProgram:
                 v_head_dim=own.shape.v_head_dim,
                 num_blocks=own.num_blocks,
                 block_size=own.block_size,
-                window=min(sliding_window or 0, INT32_MAX),  # no sequence is longer
+                window=window or 0,
                 scale=scale,
                 softcap=softcap or 0.0,
             ),
@@ -211,9 +229,11 @@ class CpuProgram:
 
     def activate(self, x: torch.Tensor, out: torch.Tensor, *, activation: str, gated: bool) -> None:
         """out [R, N] = activation(x[:, :N]) * x[:, N:], or activation(x) when not gated; see row_ops.ACTIVATIONS."""
+        check_rank("out", out, "[R, N]")
         width = out.shape[1]
         self._check("x", x, width * (2 if gated else 1))
         self._check("out", out, width, whole=True)
+        check_apart("out", out, x=x)
         if activation not in ACTIVATIONS:
             raise BackendUnavailable(f"the CPU kernels have no activation {activation}")
         self._add(
@@ -236,6 +256,7 @@ class CpuProgram:
 
     def run(self, batch: AttentionBatch, positions: torch.Tensor) -> None:
         """Run all ops on the first T rows, T the batch's. positions int64 [T]. Raises KernelArgumentError."""
+        check_rank("positions", positions, "[T]")
         num_rows = positions.shape[0]
         if num_rows > self.max_rows:
             raise refuse("batch", f"of {num_rows} rows", f"of {self.max_rows} at most")

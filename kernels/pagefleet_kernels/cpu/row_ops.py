@@ -8,7 +8,7 @@ from collections.abc import Callable
 
 import torch
 
-from pagefleet_kernels.checks import check_tensor, refuse
+from pagefleet_kernels.checks import check_apart, check_rank, check_tensor, refuse
 from pagefleet_kernels.cpu.cache import CpuCache
 from pagefleet_kernels.cpu.calls import DTYPE_CODES, GateCall, NormCall, SampleCall
 from pagefleet_kernels.cpu.library import Library
@@ -43,6 +43,7 @@ class CpuRowOps:
         if residual is not None:
             check_tensor("residual", residual, (rows, width), x.dtype, _CPU)
             _check_contiguous("residual", residual)
+            check_apart("residual", residual, x=x)
         out = torch.empty(rows, width, dtype=x.dtype)
         call = NormCall(
             x.data_ptr(),
@@ -144,8 +145,7 @@ def check_rope(
 ) -> None:
     """Refuse what does not fit together in CpuBackend.rope_write_kv."""
     shape, dtype = cache.shape, cache.dtype
-    if query.dim() != 3:
-        raise refuse("query", f"of shape {tuple(query.shape)}", "[T, Hq, D]")
+    check_rank("query", query, "[T, Hq, D]")
     num_tokens, num_q_heads, _ = query.shape
     check_tensor("query", query, (num_tokens, num_q_heads, shape.head_dim), dtype, _CPU)
     check_tensor("key", key, (num_tokens, shape.num_kv_heads, shape.head_dim), dtype, _CPU)
@@ -153,7 +153,8 @@ def check_rope(
     for name, numbers in (("slot_mapping", slot_mapping), ("positions", positions)):
         check_tensor(name, numbers, (num_tokens,), torch.int64, _CPU)
         _check_contiguous(name, numbers)
-    if cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > shape.head_dim:
+    check_rank("cos_sin", cos_sin, "[P, R]")
+    if cos_sin.shape[1] % 2 or cos_sin.shape[1] > shape.head_dim:
         raise refuse("cos_sin", f"of shape {tuple(cos_sin.shape)}", f"[P, R] with R even and <= {shape.head_dim}")
     check_tensor("cos_sin", cos_sin, tuple(cos_sin.shape), torch.float32, _CPU)
     _check_contiguous("cos_sin", cos_sin)
@@ -163,8 +164,7 @@ def check_rope(
 
 
 def _matrix(name: str, tensor: torch.Tensor) -> tuple[int, int]:
-    if tensor.dim() != 2:
-        raise refuse(name, f"of shape {tuple(tensor.shape)}", "a matrix")
+    check_rank(name, tensor, "[T, N]")
     _check_dtype(name, tensor)
     check_tensor(name, tensor, (tensor.shape[0], tensor.shape[1]), tensor.dtype, _CPU)
     return tensor.shape[0], tensor.shape[1]

@@ -2,7 +2,7 @@
 
 import torch
 
-from pagefleet_kernels.checks import check_tensor, refuse
+from pagefleet_kernels.checks import check_apart, check_rank, check_tensor, refuse
 from pagefleet_kernels.sampling_batch import SamplingBatch
 from pagefleet_kernels.triton.cache import FP8, TritonCache
 
@@ -25,8 +25,7 @@ def check_rope(
 ) -> None:
     """Refuse what does not fit together in TritonBackend.rope_write_kv."""
     shape, device = cache.shape, cache.device
-    if query.dim() != 3:
-        raise refuse("query", f"of shape {tuple(query.shape)}", "[T, Hq, D]")
+    check_rank("query", query, "[T, Hq, D]")
     rows, heads, _ = query.shape
     dtype = _float_dtype("query", query) if cache.dtype == FP8 else cache.dtype
     check_tensor("query", query, (rows, heads, shape.head_dim), dtype, device)
@@ -34,7 +33,8 @@ def check_rope(
     check_tensor("value", value, (rows, shape.num_kv_heads, shape.v_head_dim), dtype, device)
     check_tensor("slot_mapping", slot_mapping, (rows,), torch.int64, device)
     check_tensor("positions", positions, (rows,), torch.int64, device)
-    if cos_sin.dim() != 2 or cos_sin.shape[1] % 2 or not 2 <= cos_sin.shape[1] <= shape.head_dim:
+    check_rank("cos_sin", cos_sin, "[P, R]")
+    if cos_sin.shape[1] % 2 or not 2 <= cos_sin.shape[1] <= shape.head_dim:
         raise refuse("cos_sin", f"of shape {tuple(cos_sin.shape)}", f"[P, R] with R even, in [2, {shape.head_dim}]")
     check_tensor("cos_sin", cos_sin, tuple(cos_sin.shape), torch.float32, device)
     _check_contiguous("cos_sin", cos_sin)
@@ -51,6 +51,9 @@ def check_norm(x: torch.Tensor, residual: torch.Tensor | None, weight: torch.Ten
     check_tensor("weight", weight, (x.shape[1],), x.dtype, x.device)
     if residual is not None:
         check_tensor("residual", residual, tuple(x.shape), x.dtype, x.device)
+        if x.shape[0] > 1 and residual.stride(0) < x.shape[1]:
+            raise refuse("residual", f"strided {residual.stride()}", "of rows apart from each other: it is written")
+        check_apart("residual", residual, x=x)
 
 
 def check_gate(x: torch.Tensor) -> None:
@@ -92,8 +95,7 @@ def check_sampling(logits: torch.Tensor, batch: SamplingBatch) -> None:
 
 
 def _check_matrix(name: str, tensor: torch.Tensor) -> None:
-    if tensor.dim() != 2:
-        raise refuse(name, f"of shape {tuple(tensor.shape)}", "a matrix")
+    check_rank(name, tensor, "[T, N]")
     check_tensor(name, tensor, tuple(tensor.shape), _float_dtype(name, tensor), tensor.device)
 
 

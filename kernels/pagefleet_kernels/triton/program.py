@@ -8,7 +8,7 @@ import torch
 
 from pagefleet_kernels.backend import KVCache, LinearFunction, LinearInto
 from pagefleet_kernels.batch import AttentionBatch
-from pagefleet_kernels.checks import check_tensor, refuse
+from pagefleet_kernels.checks import check_apart, check_rank, check_score_rule, check_tensor, refuse
 from pagefleet_kernels.errors import BackendUnavailable
 from pagefleet_kernels.torch_program import TorchProgram
 from pagefleet_kernels.triton.attention import Operands, plan_attention
@@ -27,6 +27,7 @@ class TritonProgram(TorchProgram):
     def linear(self, linear: LinearFunction, x: torch.Tensor, out: torch.Tensor) -> None:
         """See backend.Program."""
         target: object = linear
+        check_apart("out", out, x=x)
         if isinstance(target, LinearInto):
             self._steps.append(lambda rows, batch, positions: target.into(x[:rows], out[:rows]))
         else:
@@ -46,12 +47,17 @@ class TritonProgram(TorchProgram):
         x_scale: float = 1.0,
     ) -> None:
         """See backend.Program."""
+        check_rank("x", x, "[R, N]")
         width = x.shape[1]
         if width > MAX_NORM_WIDTH:
             raise BackendUnavailable(f"a norm over {width} elements: one Triton program holds {MAX_NORM_WIDTH} at most")
         for name, rows in (("x", x), ("residual", residual), ("out", out)):
             if rows is not None:
                 self._check(name, rows, width)
+        if residual is not None:
+            check_apart("residual", residual, x=x)
+        if out is not None:
+            check_apart("out", out, x=x, residual=residual)
         for name, row in (("weight", weight), ("bias", bias)):
             if row is not None:
                 check_tensor(name, row, (width,), self._dtype, self._device)
@@ -88,6 +94,7 @@ class TritonProgram(TorchProgram):
     ) -> None:
         """See backend.Program."""
         own = own_cache(cache)
+        check_rank("query", query, "[R, Hq, D]")
         shape, heads = own.shape, query.shape[1]
         self._check("turned", turned, heads * shape.head_dim)
         for name, rows, form in (
@@ -96,6 +103,7 @@ class TritonProgram(TorchProgram):
             ("value", value, (shape.num_kv_heads, shape.v_head_dim)),
         ):
             check_tensor(name, rows, (self.max_rows, *form), self._dtype, self._device)
+        check_apart("turned", turned, query=query, key=key, value=value)
         if cos_sin.dtype != torch.float32 or cos_sin.shape[1] % 2 or cos_sin.shape[1] > shape.head_dim:
             raise refuse("cos_sin", f"{cos_sin.dtype} {tuple(cos_sin.shape)}", f"float32 [P, R], R <= {shape.head_dim}")
         turned_heads = turned.view(self.max_rows, heads, shape.head_dim)
@@ -120,9 +128,12 @@ class TritonProgram(TorchProgram):
     ) -> None:
         """See backend.Program."""
         own = own_cache(cache)
+        check_rank("query", query, "[R, Hq, D]")
+        check_score_rule(scale, sliding_window, softcap)
         heads, shape = query.shape[1], own.shape
         check_tensor("query", query, (self.max_rows, heads, shape.head_dim), self._dtype, self._device)
         self._check("out", out, heads * shape.v_head_dim)
+        check_apart("out", out, query=query)
         out_heads = out.view(self.max_rows, heads, shape.v_head_dim)
 
         def step(rows: int, batch: AttentionBatch, positions: torch.Tensor) -> None:
@@ -153,8 +164,10 @@ class TritonProgram(TorchProgram):
         """See backend.Program."""
         if activation not in ACTIVATIONS:
             raise BackendUnavailable(f"the Triton kernels have no activation {activation}")
+        check_rank("out", out, "[R, N]")
         self._check("out", out, out.shape[1])
         self._check("x", x, out.shape[1] * (2 if gated else 1))
+        check_apart("out", out, x=x)
 
         def step(rows: int, batch: AttentionBatch, positions: torch.Tensor) -> None:
             run(plan_activate(out[:rows], x[:rows], activation=activation, gated=gated), self._device)
