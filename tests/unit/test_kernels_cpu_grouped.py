@@ -200,5 +200,5 @@ def test_a_bias_or_an_input_of_another_shape_or_dtype_is_refused() -> None:
         pack(LEVELS[-1], given, torch.float32, torch.zeros(5))
     linear = pack(LEVELS[-1], given, torch.float32)
     for x in (torch.zeros(3, 63), torch.zeros(3, 64, dtype=torch.bfloat16)):
-        with pytest.raises(KernelArgumentError, match=r"must be \[\.\.\., 64\] torch\.float32"):
+        with pytest.raises(KernelArgumentError, match=r"must be a tensor \[\.\.\., 64\] of torch\.float32"):
             linear(x)
