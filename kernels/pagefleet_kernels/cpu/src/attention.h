@@ -66,6 +66,7 @@ struct Unit {
     int64_t cost;
 };
 
+// The division of a call's work, which serves any number of layers.
 template <class T>
 class Attention {
    public:
@@ -73,10 +74,26 @@ class Attention {
         : call_(call),
           layout_(call.num_kv_heads, call.head_dim, call.v_head_dim, call.block_size, Element<T>::per_word),
           rule_(call.scale, call.softcap),
-          group_(call.num_q_heads / call.num_kv_heads) {}
+          group_(call.num_q_heads / call.num_kv_heads) {
+        plan();
+    }
+
+    // Turn to the next layer's call on the same sequences, which has been checked with this one. False: it is another.
+    bool turn_to(const AttentionCall& call) {
+        auto same = [&](auto field) { return call.*field == call_.*field; };
+        using C = AttentionCall;
+        if (!(same(&C::query_starts) && same(&C::seq_lens) && same(&C::block_tables) && same(&C::table_stride) &&
+              same(&C::num_rows) && same(&C::num_seqs) && same(&C::num_q_heads) && same(&C::num_kv_heads) &&
+              same(&C::head_dim) && same(&C::v_head_dim) && same(&C::num_blocks) && same(&C::block_size) &&
+              same(&C::max_blocks) && same(&C::window) && same(&C::num_threads)))
+            return false;
+        call_ = call;
+        rule_ = ScoreRule(call.scale, call.softcap);
+        return true;
+    }
 
     void run() {
-        plan();
+        for (size_t index = 0; index < splits_left_.size(); ++index) splits_left_[index] = splits_of_[index];
         auto compute = [this](int index) { this->compute(index); };
         parallel_for(num_threads_, static_cast<int>(units_.size()), compute);
     }
@@ -101,7 +118,6 @@ class Attention {
         num_threads_ = threads_for(call_.num_threads, total, kWorthAThread);
         bool share = num_threads_ > 1 && works_.size() < static_cast<size_t>(num_threads_) * kUnitsPerThread;
         size_t scratch = 0;
-        std::vector<int> splits_of_shared;
         for (size_t index = 0; index < works_.size(); ++index) {
             Work& work = works_[index];
             RowBlock block = rows_of(work);
@@ -110,19 +126,18 @@ class Attention {
                 units_.push_back({static_cast<int>(index), -1, cost(block)});
                 continue;
             }
-            work.shared = static_cast<int>(splits_of_shared.size());
+            work.shared = static_cast<int>(splits_of_.size());
             work.scratch = scratch;
             scratch += static_cast<size_t>(splits) * States::floats(work.num_rows, layout_.v_pad);
-            splits_of_shared.push_back(splits);
+            splits_of_.push_back(splits);
             for (int split = block.first_split(); split < block.last_split(); ++split)
                 units_.push_back({static_cast<int>(index), split, cost(block) / splits});
         }
         scratch_.resize(scratch);
-        splits_left_ = std::vector<std::atomic<int>>(splits_of_shared.size());
-        for (size_t index = 0; index < splits_of_shared.size(); ++index) splits_left_[index] = splits_of_shared[index];
-        if (num_threads_ > 1)
-            std::stable_sort(units_.begin(), units_.end(),
-                             [](const Unit& a, const Unit& b) { return a.cost > b.cost; });
+        splits_left_ = std::vector<std::atomic<int>>(splits_of_.size());
+        auto is_dearer = [](const Unit& a, const Unit& b) { return a.cost > b.cost; };
+        if (num_threads_ > 1 && !std::is_sorted(units_.begin(), units_.end(), is_dearer))
+            std::stable_sort(units_.begin(), units_.end(), is_dearer);
     }
 
     int64_t cost(const RowBlock& block) const {
@@ -261,7 +276,8 @@ class Attention {
     std::vector<Work> works_;
     std::vector<Unit> units_;
     std::vector<float> scratch_;
-    std::vector<std::atomic<int>> splits_left_;  // of each shared work
+    std::vector<int> splits_of_;                 // of each shared work
+    std::vector<std::atomic<int>> splits_left_;  // likewise, in the run
 };
 
 }  // namespace pagefleet

@@ -1,4 +1,5 @@
-// A thread pool that sleeps when idle. One job at a time; a caller that finds it busy works alone.
+// A thread pool that sleeps when idle. One job at a time; a caller that finds it busy works alone. A job is handed over
+// and ended without a lock or a system call, unless a thread sleeps.
 //
 // A job is a queue of items for each thread; each item writes only what is its own, so which thread computes it never
 // shows in the results. A thread takes the items of its own queue front to back, which lets it read memory in one stream;
@@ -7,12 +8,14 @@
 #pragma once
 
 #include <immintrin.h>
-#include <unistd.h>
+#include <pthread.h>
+#include <sched.h>
 
 #include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
+#include <memory>
 #include <mutex>
 #include <new>
 #include <system_error>
@@ -32,15 +35,13 @@ class Pool {
     // The process's pool. Never destroyed: its threads sleep until the process ends. A forked child gets a new one,
     // since threads do not survive a fork.
     static Pool& instance() {
-        static std::mutex guard;
-        static Pool* pool = nullptr;
-        static pid_t owner = 0;
-        std::lock_guard<std::mutex> hold(guard);
-        if (pool == nullptr || owner != getpid()) {
-            pool = new Pool;
-            owner = getpid();
-        }
-        return *pool;
+        static std::atomic<Pool*> current{nullptr};
+        Pool* pool = current.load(std::memory_order_acquire);
+        if (pool != nullptr) return *pool;
+        [[maybe_unused]] static const int watched = pthread_atfork(nullptr, nullptr, [] { current = nullptr; });
+        auto fresh = std::make_unique<Pool>();
+        if (!current.compare_exchange_strong(pool, fresh.get())) return *pool;
+        return *fresh.release();
     }
 
     // While one lives, workers look for the next job for a moment before they sleep: jobs follow each other closely.
@@ -69,32 +70,45 @@ class Pool {
         }
         for (int owner = 0; owner < num_threads; ++owner)
             queues_[owner].items.store(Items{owner, 0, queue_length}.word(), std::memory_order_relaxed);
-        {
-            std::lock_guard<std::mutex> hold(mutex_);
-            while (num_workers_ < num_threads - 1 && start_worker()) {
-            }
-            function_ = function;
-            context_ = context;
-            num_queues_ = num_threads;
-            job_ = (job_ / kJob + 1) * kJob + static_cast<uint64_t>(num_threads);
+        while (num_workers_ < num_threads - 1 && start_worker()) {
         }
-        wake_.notify_all();
+        function_ = function;
+        context_ = context;
+        num_queues_ = num_threads;
+        gate_ = Gate{++job_, num_threads, 0}.word();
+        if (sleepers_ > 0) notify(wake_);
         take_items(0);
-        {
-            std::lock_guard<std::mutex> hold(mutex_);
-            job_ = job_ / kJob * kJob;  // whoever wakes up now finds nothing to do
-        }
-        spin([this] { return active_ == 0; });
-        {
+        gate_.fetch_and(~Gate::kThreads);  // whoever comes now finds nothing to do
+        auto is_over = [this] { return Gate::of(gate_).active == 0; };
+        spin(is_over);
+        if (!is_over()) {
             std::unique_lock<std::mutex> hold(mutex_);
-            done_.wait(hold, [this] { return active_ == 0; });
+            is_waiting_ = true;
+            done_.wait(hold, is_over);
+            is_waiting_ = false;
         }
         if (out_of_memory_.exchange(false)) throw std::bad_alloc();
     }
 
    private:
-    static constexpr int kSpins = 4000;      // pauses: some ten microseconds
-    static constexpr uint64_t kJob = 1024;  // job_: number of the job * kJob + threads that may still join it
+    // Turns that a thread waits before it sleeps, some 20 ns each: in a program for the next op, else for a next call, in
+    // which case it lets others have the core every now and then.
+    static constexpr int kHotSpins = 4000, kSpins = 1000, kTurnsAYield = 64;
+
+    // Which job runs, how many threads may join it (0: none any more) and how many workers are in it, in one word.
+    struct Gate {
+        uint32_t job;
+        int threads, active;
+
+        static constexpr uint64_t kThreads = 0xffff0000u;
+
+        static Gate of(uint64_t word) {
+            return {static_cast<uint32_t>(word >> 32), static_cast<int>(word >> 16 & 0xffff), static_cast<int>(word & 0xffff)};
+        }
+        uint64_t word() const {
+            return static_cast<uint64_t>(job) << 32 | static_cast<uint64_t>(threads) << 16 | static_cast<uint64_t>(active);
+        }
+    };
 
     // The items [begin, end) of an owner's queue, in one word.
     struct Items {
@@ -116,8 +130,18 @@ class Pool {
     template <class Condition>
     void spin(Condition condition) const {
         Ahead& ahead = Ahead::own();
-        for (int turn = 0; turn < kSpins && !condition(); ++turn)
+        for (int turn = 1; !condition(); ++turn) {
+            const bool hot = is_hot();
+            if (turn > (hot ? kHotSpins : kSpins)) return;
             if (!ahead.ask(4)) _mm_pause();
+            if (!hot && turn % kTurnsAYield == 0) sched_yield();
+        }
+    }
+
+    // Whoever waits has announced it before it looked at the gate, and looks under the lock.
+    void notify(std::condition_variable& waiting) {
+        { std::lock_guard<std::mutex> hold(mutex_); }
+        waiting.notify_all();
     }
 
     // False when the system grants no further thread: the job then runs on those there are.
@@ -132,23 +156,23 @@ class Pool {
     }
 
     void work(int self) {
-        uint64_t done = 0;
-        auto wanted = [&] {
-            const uint64_t job = job_;
-            return job / kJob != done && job % kJob > static_cast<uint64_t>(self);
-        };
-        std::unique_lock<std::mutex> hold(mutex_);
+        uint32_t last = 0;
+        auto is_wanted = [&](const Gate& gate) { return gate.job != last && gate.threads > self; };
+        auto look = [&] { return is_wanted(Gate::of(gate_)); };
         for (;;) {
-            wake_.wait(hold, wanted);
-            done = job_ / kJob;
-            ++active_;
-            hold.unlock();
+            spin(look);
+            if (!look()) {
+                std::unique_lock<std::mutex> hold(mutex_);
+                ++sleepers_;
+                wake_.wait(hold, look);
+                --sleepers_;
+            }
+            uint64_t word = gate_;
+            const Gate gate = Gate::of(word);
+            if (!is_wanted(gate) || !gate_.compare_exchange_strong(word, word + 1)) continue;
+            last = gate.job;
             take_items(self);
-            hold.lock();
-            if (--active_ == 0) done_.notify_one();
-            hold.unlock();
-            spin([&] { return wanted() || !is_hot(); });
-            hold.lock();
+            if (Gate::of(gate_.fetch_sub(1)).active == 1 && is_waiting_) notify(done_);
         }
     }
 
@@ -193,16 +217,18 @@ class Pool {
         }
     }
 
-    std::mutex turn_;  // held by the caller whose job is running
-    std::mutex mutex_;
+    std::mutex turn_;   // held by the caller whose job is running
+    std::mutex mutex_;  // of the two below
     std::condition_variable wake_, done_;
     Function function_ = nullptr;
     void* context_ = nullptr;
     int num_queues_ = 0;
+    uint32_t job_ = 0;
     Queue queues_[kMaxThreads];
-    std::atomic<uint64_t> job_{0};  // written under mutex_
-    std::atomic<int> active_{0};    // workers in the job; likewise
-    std::atomic<int> hot_{0};       // Hot objects alive
+    alignas(64) std::atomic<uint64_t> gate_{0};
+    std::atomic<int> sleepers_{0};         // workers that wait for wake_, or are about to
+    std::atomic<bool> is_waiting_{false};  // the caller, for done_
+    std::atomic<int> hot_{0};              // Hot objects alive
     int num_workers_ = 0;
     std::atomic<bool> out_of_memory_{false};  // some item of the job
 };

@@ -1,6 +1,8 @@
 // A list of calls that is run in one go: a model's step without the way back to the caller between its ops.
 #pragma once
 
+#include <optional>
+
 #include "attention.h"
 #include "elementwise.h"
 #include "linear.h"
@@ -32,6 +34,7 @@ Panels weights_of(const Op* first, const Op* end) {
 template <class T>
 Status run_program(const Op* ops, int num_ops, int32_t* where) {
     Pool::Hot hot(Pool::instance());
+    std::optional<Attention<T>> attention;  // of the layers so far
     for (int index = 0; index < num_ops; ++index) {
         const Op& op = ops[index];
         switch (op.kind) {
@@ -52,9 +55,12 @@ Status run_program(const Op* ops, int num_ops, int32_t* where) {
             }
             case kAttention: {
                 const auto& call = *static_cast<const AttentionCall*>(op.call);
-                Status status = check(call, where);
-                if (status != kOk) return status;
-                Attention<T>(call).run();
+                if (!attention.has_value() || !attention->turn_to(call)) {
+                    Status status = check(call, where);
+                    if (status != kOk) return status;
+                    attention.emplace(call);
+                }
+                attention->run();
                 break;
             }
         }
