@@ -117,7 +117,6 @@ class Outcome:
     """(seconds, requests that ran)."""
     waste: list[tuple[float, float]] = field(default_factory=list)
     """(seconds, part of the promised KV that holds nothing)."""
-    elapsed_seconds: float = 0.0
     num_preemptions: int = 0
 
     @property
@@ -236,7 +235,6 @@ def simulate(costs: Costs, setup: Setup, load: list[Arrival], rate: float, *, pa
             if new.finish_reason is not None:
                 arrival = load[int(new.request_id)]
                 outcome.per_token_seconds.append((now - arrival.time / rate) / arrival.num_output)
-    outcome.elapsed_seconds = now
     outcome.num_preemptions = scheduler.counts().num_preemptions
     return outcome
 

@@ -3,10 +3,11 @@
 import argparse
 import asyncio
 import json
+import math
 import os
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
@@ -59,7 +60,13 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
     found = commands.add_parser("top", parents=[shared], help="live view of deployments and pods")
     found.add_argument("-A", "--all-namespaces", action="store_true", help="of all namespaces")
     found.add_argument("--once", action="store_true", help="print it once and end (so does a pipe)")
-    found.add_argument("--interval", type=_interval, default=2.0, metavar="SECONDS", help="default: 2; at least 0.5")
+    found.add_argument(
+        "--interval",
+        type=_between(MIN_INTERVAL_SECONDS, 3600, " seconds"),
+        default=2.0,
+        metavar="SECONDS",
+        help="default: 2; at least 0.5",
+    )
     found.add_argument("-o", "--output", choices=("table", "json"), default="table")
 
     found = commands.add_parser("explain", parents=[shared], help="why it has this many replicas, in words")
@@ -76,7 +83,7 @@ def parse_arguments(argv: Sequence[str] | None = None) -> argparse.Namespace:
 
     found = commands.add_parser("chat", parents=[calls], help="talk to the model", epilog=_KEY_HELP)
     found.add_argument("--system", metavar="TEXT", help="system message")
-    found.add_argument("--temperature", type=_temperature, metavar="T", help="0 always takes the likeliest token")
+    found.add_argument("--temperature", type=_between(0, 2), metavar="T", help="0 always takes the likeliest token")
     found.add_argument("question", nargs="?", help="ask this and end; without it, a conversation")
 
     found = commands.add_parser("bench", parents=[calls], help="a short load test", epilog=_KEY_HELP)
@@ -224,28 +231,21 @@ def _url(text: str) -> str:
     return text
 
 
-def _temperature(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = -1.0
-    if not 0 <= value <= 2:
-        raise argparse.ArgumentTypeError(f"{text[:100]!r} is not between 0 and 2")
-    return value
+def _between(low: float, high: float, unit: str = "") -> Callable[[str], float]:
+    def parse(text: str) -> float:
+        try:
+            value = float(text)
+        except ValueError:
+            value = math.nan
+        if not low <= value <= high:
+            raise argparse.ArgumentTypeError(f"{text[:100]!r} is not between {low:g} and {high:g}{unit}")
+        return value
+
+    return parse
 
 
 def _positive(text: str) -> int:
     value = int(text) if text.isdecimal() and len(text) <= 9 else 0
     if value < 1:
         raise argparse.ArgumentTypeError(f"{text!r} is no whole number of at least 1")
-    return value
-
-
-def _interval(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        value = 0.0
-    if not MIN_INTERVAL_SECONDS <= value <= 3600:
-        raise argparse.ArgumentTypeError(f"{text!r} is not between {MIN_INTERVAL_SECONDS} and 3600 seconds")
     return value

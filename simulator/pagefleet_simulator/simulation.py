@@ -38,7 +38,6 @@ class Outcome:
 
     served: list[Served] = field(default_factory=list)
     """Requests in the order of arrival, failed ones included."""
-    num_refused: int = 0
     device_seconds: float = 0.0
     """Accelerators held, over the trace's length after the warm-up."""
     changes: list[tuple[float, int, int]] = field(default_factory=list)
@@ -114,7 +113,6 @@ class _Run:
         if pod is None or pod.replica is None:
             served.failed, served.ended = True, now
         elif not pod.replica.add(served, now):
-            outcome.num_refused += 1
             served.failed, served.ended = True, now
             self._router.ended(served, pod)
 
