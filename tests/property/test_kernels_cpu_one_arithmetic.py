@@ -160,6 +160,7 @@ def test_a_row_is_the_same_alone_in_chunks_and_among_others(scene: Scene) -> Non
 
 
 @pytest.mark.long
+@pytest.mark.timeout(3600)  # a minute or two; on a machine that much else runs on, a quarter of an hour
 @settings(max_examples=5000, deadline=None)
 @given(scenes())
 def test_a_row_is_the_same_in_thousands_of_scenes(scene: Scene) -> None:

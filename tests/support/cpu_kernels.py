@@ -1,5 +1,6 @@
 """The CPU kernels at every level that this machine can run, and calls of them on cases of the attention oracle."""
 
+import functools
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -19,6 +20,7 @@ CPU = torch.device("cpu")
 NAN_WORDS = {torch.float32: 0x7FC00000, torch.bfloat16: 0x7FC07FC0}
 
 
+@functools.cache
 def library(level_name: str) -> Library:
     """The library of a level; skips the test where this machine can neither run nor build it."""
     for level in supported_sets(cpu_flags()):
@@ -34,8 +36,12 @@ def library(level_name: str) -> Library:
 
 def backend(level_name: str = LEVELS[0], num_threads: int = 1) -> CpuBackend:
     """A backend of a level; the best level falls back to what the machine has."""
-    names = {level.name for level in supported_sets(cpu_flags())}
-    return CpuBackend(library(level_name if level_name in names else LEVELS[-1]), num_threads=num_threads)
+    return CpuBackend(library(level_name if level_name in _here() else LEVELS[-1]), num_threads=num_threads)
+
+
+@functools.cache
+def _here() -> frozenset[str]:
+    return frozenset(level.name for level in supported_sets(cpu_flags()))
 
 
 def poisoned_cache(owner: CpuBackend, world: World) -> CpuCache:
