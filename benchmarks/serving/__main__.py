@@ -179,7 +179,8 @@ async def measure(options: argparse.Namespace, record: Record, peers: list[Serve
 
 def line_of(run: Run) -> str:
     """One run, as it comes."""
-    note = "" if run.clean else f"  NOT CLEAN: {run.num_failed} failed {run.first_error}"
+    why = f"{run.num_failed} failed, {run.first_error}" if run.num_failed else "others took too much of the cores"
+    note = "" if run.clean else f"  NOT CLEAN: {why}"
     return (
         f"{run.workload} {run.peer:14s} {rate(run):8.1f} tok/s  TTFT {run.ttft_ms[0]:.0f}/{run.ttft_ms[1]:.0f} ms  "
         f"ITL {run.itl_ms[0]:.1f}/{run.itl_ms[1]:.1f} ms  cores: server {run.server_cores:.2f} client "
