@@ -1,5 +1,6 @@
 """Every policy by name: how it is made from settings, and the grid it is tuned over."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -37,14 +38,40 @@ class Entry:
         return [dict(zip(self.grid, values, strict=True)) for values in product(*self.grid.values())]
 
 
+TARGETS = {"kv_block_occupancy_percent": (1, 100), "queued_requests_per_replica": (1, 1000)}
+"""Settings of PageFleet and their bounds, as in the CRD."""
+FROM_ZERO = ("down_window_seconds", "down_cooldown_seconds", "scale_down_delay_seconds", "spare_kv", "spare_queue")
+"""Settings that may be 0; all others must be above it."""
+
+
+def checked(name: str, settings: Settings) -> Settings:
+    """The settings if policy `name` can be made from them. Raises ValueError."""
+    for key, value in settings.items():
+        if key == MEMORY and CATALOG[name].is_taught:
+            continue
+        if name.startswith("pagefleet"):
+            if key not in TARGETS:
+                raise ValueError(f"policy {name} has no setting {key!r}; it has {', '.join(TARGETS)}")
+            low, high = TARGETS[key]
+            if not (isinstance(value, int) and low <= value <= high):
+                raise ValueError(f"policy {name}: {key} is {value}; it must be a whole number, {low} to {high}")
+        elif name == "static" and not isinstance(value, int):
+            raise ValueError(f"policy static: {key} is {value}; it must be a whole number")
+        elif value is None and (name, key) != ("apa", "requests"):
+            raise ValueError(f"policy {name}: {key} cannot be none")
+        elif value is not None and not (0 < value < math.inf or (value == 0 and key in FROM_ZERO)):
+            raise ValueError(f"policy {name}: {key} is {value}; it must be above 0 and finite")
+    return settings
+
+
 def _ours(scenario: Scenario, workload: Workload, settings: Settings) -> PageFleet:
     objective = scenario.objective
     spec = AutoscalingSpec(
         min_replicas=scenario.min_replicas,
         max_replicas=scenario.max_replicas,
         slo=Slo(
-            time_to_first_token_ms=round(1000 * objective.time_to_first_token_seconds),
-            inter_token_latency_ms=round(1000 * objective.time_per_token_seconds),
+            time_to_first_token_ms=max(1, round(1000 * objective.time_to_first_token_seconds)),
+            inter_token_latency_ms=max(1, round(1000 * objective.time_per_token_seconds)),
         ),
         **{name: value for name, value in settings.items() if name != MEMORY},
     )

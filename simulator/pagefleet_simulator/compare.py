@@ -1,5 +1,6 @@
 """The comparison: every policy over several traces and start-up times, each baseline tuned on another slice first."""
 
+import signal
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass, replace
@@ -225,7 +226,9 @@ def compare(
                 on_progress(done, total)
         return results
 
-    pool = ProcessPoolExecutor(workers) if workers > 1 else None
+    # Workers end at once with a ctrl-C, which all of a terminal's processes get: without their tracebacks.
+    interruptible = (signal.SIGINT, signal.SIG_DFL)
+    pool = ProcessPoolExecutor(workers, initializer=signal.signal, initargs=interruptible) if workers > 1 else None
     try:
         trials = kept + [
             Trial(job.load, job.policy, job.settings, result)

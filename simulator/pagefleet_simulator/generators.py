@@ -5,7 +5,7 @@ import random
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from pagefleet_simulator.workload import Arrival, Workload
+from pagefleet_simulator.workload import MAX_REQUESTS, Arrival, Workload
 
 Rate = Callable[[float], float]
 """Seconds since the start -> requests a second."""
@@ -68,9 +68,14 @@ def generate(name: str, rate: Rate, seconds: float, *, seed: int, lengths: Lengt
     """Poisson arrivals by thinning (Lewis and Shedler, 1979)."""
     lengths = lengths or Lengths()
     random_ = random.Random(seed)
-    highest = max(rate(seconds * index / 4096) for index in range(4097))
+    rates = [rate(seconds * index / 4096) for index in range(4097)]
+    lowest, highest = min(rates), max(rates)
     if not 0 < highest < math.inf:
         raise ValueError(f"the highest rate of {name} is {highest} requests a second: it must be above 0 and finite")
+    if not lowest >= 0:
+        raise ValueError(f"the lowest rate of {name} is {lowest} requests a second: it must not be below 0")
+    if highest * seconds > MAX_REQUESTS:
+        raise ValueError(f"{highest:g} requests a second for {seconds:g} s may be more than {MAX_REQUESTS} requests")
     arrivals: list[Arrival] = []
     now = random_.expovariate(highest)
     while now < seconds:

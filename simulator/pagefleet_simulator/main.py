@@ -5,24 +5,25 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 from pagefleet_simulator import table
-from pagefleet_simulator.catalog import CATALOG
+from pagefleet_simulator.catalog import CATALOG, checked
 from pagefleet_simulator.compare import LOADS, Cell, Trial, compare, to_json
-from pagefleet_simulator.plot import PlotError, draw
+from pagefleet_simulator.plot import SUFFIXES, PlotError, draw
+from pagefleet_simulator.policies.policy import Policy
 from pagefleet_simulator.profile import ProfileError, load_profile, shipped_profiles
 from pagefleet_simulator.results import Result, summarise
 from pagefleet_simulator.routing import ROUTINGS
 from pagefleet_simulator.scenario import Faults, Objective, Scenario
-from pagefleet_simulator.simulation import Outcome, simulate
+from pagefleet_simulator.simulation import simulate
 from pagefleet_simulator.specs import parse_load, parse_settings
-from pagefleet_simulator.workload import Workload
+from pagefleet_simulator.workload import MAX_SECONDS, Workload
 
 Progress = Callable[[float], None]
 
@@ -30,7 +31,7 @@ BEGIN, END = "<!-- tables: begin -->", "<!-- tables: end -->"
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Exit codes: 0 done, 2 what was asked for cannot be simulated."""
+    """Exit codes: 0 done, 2 what was asked for cannot be simulated, 130 interrupted."""
     options = _parser().parse_args(arguments)
     try:
         if options.command == "profiles":
@@ -41,6 +42,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (ValueError, ProfileError, PlotError, OSError) as error:
         print(f"pagefleet-sim: {error}", file=sys.stderr)
         return 2
+    except KeyboardInterrupt:
+        print("pagefleet-sim: interrupted", file=sys.stderr)
+        return 130
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -99,17 +103,24 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _check_folders(**paths: Path | None) -> None:
+def _check_paths(**paths: Path | None) -> None:
     """Before minutes of work are lost. Raises ValueError."""
     for flag, path in paths.items():
-        if path is not None and not path.absolute().parent.is_dir():
+        if path is None:
+            continue
+        if not path.name or path.is_dir():
+            raise ValueError(f"--{flag} {path}: it must be a file")
+        if not path.absolute().parent.is_dir():
             raise ValueError(f"--{flag} {path}: there is no folder {path.absolute().parent}; make it first")
 
 
 def _run(options: argparse.Namespace) -> int:
-    _check_folders(plot=options.plot, json=options.json)
-    if not (0 <= options.start < math.inf and 0 < options.seconds < math.inf):
-        raise ValueError(f"--from {options.start:g} --seconds {options.seconds:g}: at least 0 and above 0, both finite")
+    plot: Path | None = options.plot
+    if plot is not None and plot.suffix in SUFFIXES:
+        plot = plot.with_suffix("")
+    _check_paths(plot=plot, json=options.json)
+    if not (0 <= options.start < math.inf and 0 < options.seconds <= MAX_SECONDS):
+        raise ValueError(f"--from {options.start:g} --seconds {options.seconds:g}: at least 0, and above 0 to a year")
     profile = load_profile(options.profile)
     load = parse_load(options.load, seconds=options.seconds, seed=options.seed)
     load = (
@@ -129,18 +140,18 @@ def _run(options: argparse.Namespace) -> int:
         faults=Faults(options.crash_every, options.silent),
         seed=options.seed,
     )
+    contestants = _contestants(options.policy or ["pagefleet"], scenario, load)
     rows, numbers = [], {}
-    for text in options.policy or ["pagefleet"]:
-        name, result, outcome = _simulate(text, scenario, load)
-        rows.append(table.row(name, result))
-        numbers[name] = asdict(result)
-        if options.plot is not None:
-            target = (
-                options.plot
-                if len(options.policy or []) < 2
-                else options.plot.with_name(f"{options.plot.stem}-{text.partition(':')[0]}")
-            )
-            for path in draw(load, outcome, f"{name} on {load.name}, start-up {scenario.start_seconds:g} s", target):
+    for contestant in contestants:
+        with progress_bar(contestant.label) as on_progress:
+            outcome = simulate(load, contestant.scenario, contestant.policy, on_progress=on_progress)
+        result = summarise(contestant.scenario, outcome)
+        rows.append(table.row(contestant.label, result))
+        numbers[contestant.label] = asdict(result)
+        if plot is not None:
+            target = plot if len(contestants) == 1 else plot.with_name(f"{plot.name}-{contestant.file_name}")
+            title = f"{contestant.label} on {load.name}, start-up {scenario.start_seconds:g} s"
+            for path in draw(load, outcome, title, target):
                 print(f"wrote {path}", file=sys.stderr)
     print(f"{len(load.arrivals)} requests within {load.seconds:.0f} s, {profile.name}, seed {options.seed}\n")
     print(table.markdown(rows))
@@ -149,38 +160,75 @@ def _run(options: argparse.Namespace) -> int:
     return 0
 
 
-def _simulate(text: str, scenario: Scenario, load: Workload) -> tuple[str, Result, Outcome]:
+@dataclass(frozen=True, slots=True)
+class _Contestant:
+    policy: Policy
+    scenario: Scenario
+    label: str
+    """Its name; with its settings where others have the same."""
+    file_name: str
+
+
+def _contestants(texts: Sequence[str], scenario: Scenario, load: Workload) -> list[_Contestant]:
+    """All of them, before the first runs. Raises ValueError."""
+    if len(set(texts)) < len(texts):
+        raise ValueError(f"--policy {max(texts, key=texts.count)} is given twice")
+    made = [_make_policy(text, scenario, load) for text in texts]
+    names, kinds = [policy.name for policy, _ in made], [text.partition(":")[0] for text in texts]
+    return [
+        _Contestant(
+            policy,
+            its_scenario,
+            policy.name if names.count(policy.name) == 1 else text,
+            kind if kinds.count(kind) == 1 else f"{kind}-{position}",
+        )
+        for position, (text, kind, (policy, its_scenario)) in enumerate(zip(texts, kinds, made, strict=True), start=1)
+    ]
+
+
+def _make_policy(text: str, scenario: Scenario, load: Workload) -> tuple[Policy, Scenario]:
     name, _, rest = text.partition(":")
-    if name not in CATALOG:
-        raise ValueError(f"policy {name!r} is none of {', '.join(CATALOG)}")
-    settings = parse_settings(rest)
+    _check_names("policy", [name], CATALOG)
     if CATALOG[name].is_taught:
         raise ValueError(f"policy {name} begins with what it learnt from another load: only `compare` has one")
+    settings = dict(checked(name, parse_settings(rest)))
     if name == "static":
         settings.setdefault("replicas", scenario.initial_replicas)
         scenario = replace(scenario, initial_replicas=settings["replicas"])
     try:
-        policy = CATALOG[name].make(scenario, load, settings)
+        return CATALOG[name].make(scenario, load, settings), scenario
     except TypeError as error:
         raise ValueError(f"policy {name}: {error}") from error
-    with progress_bar(policy.name) as on_progress:
-        outcome = simulate(load, scenario, policy, on_progress=on_progress)
-    return policy.name, summarise(scenario, outcome), outcome
+
+
+def _check_names(what: str, names: Sequence[str], known: Iterable[str]) -> None:
+    """Raises ValueError."""
+    for name in names:
+        if name not in known:
+            raise ValueError(f"{what} {name!r} is none of {', '.join(known)}")
+        if names.count(name) > 1:
+            raise ValueError(f"{what} {name!r} is given twice")
 
 
 def _compare(options: argparse.Namespace) -> int:
-    _check_folders(json=options.json, markdown=options.markdown)
-    policies = options.policies.split(",")
-    unknown = [name for name in policies if name not in CATALOG]
-    if unknown:
-        raise ValueError(f"policy {unknown[0]!r} is none of {', '.join(CATALOG)}")
-    known = [] if options.grid is None else from_json(json.loads(options.grid.read_text()))[0]
+    _check_paths(json=options.json, markdown=options.markdown)
+    policies, load_names, routings = (text.split(",") for text in (options.policies, options.loads, options.routings))
+    _check_names("policy", policies, CATALOG)
+    _check_names("load", load_names, LOADS)
+    _check_names("routing", routings, ROUTINGS)
+    start_seconds = [float(text) for text in options.start_seconds.split(",")]
+    if not all(0 < seconds < math.inf for seconds in start_seconds):
+        raise ValueError(f"--start-seconds {options.start_seconds}: all must be above 0 and finite")
+    if not 0 < options.scale <= 1:
+        raise ValueError(f"--scale {options.scale:g}: it must be above 0, at most 1")
+    known = [] if options.grid is None else _read(options.grid)[0]
+    old_trials, old_cells = ([], []) if options.keep is None else _read(options.keep)
     with progress_bar("comparison") as on_progress:
         trials, cells = compare(
-            load_names=options.loads.split(","),
-            start_seconds=[float(text) for text in options.start_seconds.split(",")],
+            load_names=load_names,
+            start_seconds=start_seconds,
             policies=policies,
-            routings=options.routings.split(","),
+            routings=routings,
             scale=options.scale,
             seed=options.seed,
             workers=options.workers,
@@ -188,7 +236,6 @@ def _compare(options: argparse.Namespace) -> int:
             on_progress=lambda done, total: on_progress(done / total),
         )
     if options.keep is not None:
-        old_trials, old_cells = from_json(json.loads(options.keep.read_text()))
         trials = [trial for trial in old_trials if trial.policy not in policies] + trials
         cells = [cell for cell in old_cells if cell.policy not in policies] + cells
         cells.sort(
@@ -215,6 +262,14 @@ def put_tables(page: Path, tables: str) -> str:
     before, begin, rest = (page.read_text() if page.is_file() else "").partition(BEGIN)
     _, end, after = rest.partition(END)
     return f"{before}{begin}\n\n{tables}\n\n{end}{after}" if begin and end else tables + "\n"
+
+
+def _read(path: Path) -> tuple[list[Trial], list[Cell]]:
+    """Raises ValueError, OSError."""
+    try:
+        return from_json(json.loads(path.read_text()))
+    except (ValueError, TypeError, KeyError, AttributeError) as error:
+        raise ValueError(f"{path} is no --json of `pagefleet-sim compare`: {error!r}") from error
 
 
 def from_json(document: dict[str, Any]) -> tuple[list[Trial], list[Cell]]:

@@ -8,6 +8,7 @@ from pagefleet_simulator.simulation import Outcome
 from pagefleet_simulator.workload import Workload
 
 BIN_SECONDS = 30.0
+SUFFIXES = (".png", ".svg")
 
 
 class PlotError(RuntimeError):
@@ -15,7 +16,7 @@ class PlotError(RuntimeError):
 
 
 def draw(workload: Workload, outcome: Outcome, title: str, path: Path) -> list[Path]:
-    """Write PNG and SVG beside each other under `path` without its suffix; gives both. Raises PlotError, OSError."""
+    """Write PNG and SVG beside each other as `path`.png and `path`.svg; gives both. Raises PlotError, OSError."""
     try:
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
@@ -49,7 +50,7 @@ def draw(workload: Workload, outcome: Outcome, title: str, path: Path) -> list[P
         if len(lines) > 1:
             axis.legend(loc="upper right")
     axes[-1].set_xlabel("minutes")
-    written = [path.with_suffix(".png"), path.with_suffix(".svg")]
+    written = [path.with_name(path.name + suffix) for suffix in SUFFIXES]
     for target in written:
         figure.savefig(target, dpi=110)
     return written

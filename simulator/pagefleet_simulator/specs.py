@@ -1,5 +1,6 @@
 """Loads and settings as they are written on the command line."""
 
+import math
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -40,11 +41,16 @@ def parse_load(text: str, *, seconds: float, seed: int) -> Workload:
     try:
         rate = GENERATORS[kind](**values)
     except TypeError as error:
-        names = ", ".join(GENERATORS[kind].__annotations__.keys() - {"return"})
+        names = ", ".join(name for name in GENERATORS[kind].__annotations__ if name != "return")
         raise SpecError(f"{kind} takes {names}: {error}") from error
+    nothing = [name for name, value in values.items() if value is None or not math.isfinite(value)]
+    if nothing:
+        raise SpecError(f"load {text!r}: {nothing[0]} is no finite number")
     try:
         return generate(kind, rate, seconds, seed=seed)
-    except (ValueError, ZeroDivisionError) as error:
+    except ZeroDivisionError as error:
+        raise SpecError(f"load {text!r}: a phase of 0 s has no rate") from error
+    except ValueError as error:
         raise SpecError(f"load {text!r}: {error}") from error
 
 
@@ -56,9 +62,12 @@ def parse_settings(text: str) -> dict[str, Any]:
         try:
             if not equals:
                 raise ValueError
-            values[name.strip().replace("-", "_")] = None if value == "none" else _number(value)
+            key, number = name.strip().replace("-", "_"), None if value == "none" else _number(value)
         except ValueError as error:
             raise SpecError(f"{item!r} is not name=number") from error
+        if key in values:
+            raise SpecError(f"{key} is given twice")
+        values[key] = number
     return values
 
 

@@ -1,7 +1,13 @@
 """Requests over time: what a trace or a generator gives to the simulation."""
 
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+
+MAX_REQUESTS = 2_000_000
+"""Requests of one load, at most: some gigabyte of them."""
+MAX_SECONDS = 366 * 86400.0
+"""Length of a load, at most: every two seconds of it are decided."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +49,8 @@ class Workload:
             raise ValueError(f"a trace cannot be replayed {factor} times as fast: give a number above 0")
         if factor == 1:
             return self
+        if math.isinf(factor) or self.seconds / factor > MAX_SECONDS:
+            raise ValueError(f"{self.seconds:g} s of load, {factor:g} times as fast: more than no time, at most a year")
         faster = tuple(replace(arrival, time=arrival.time / factor) for arrival in self.arrivals)
         return Workload(f"{self.name} x{factor:g}", faster, self.seconds / factor)
 

@@ -2,9 +2,11 @@
 
 import json
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+import pagefleet_simulator.main as main_module
 from pagefleet_simulator.main import main
 
 SHORT = ["--load", "spike:low=0.3,high=2,at=60,seconds=60", "--seconds", "240", "--start-seconds", "30"]
@@ -38,6 +40,20 @@ def test_profiles_are_listed_with_their_sources(capsys: pytest.CaptureFixture[st
         (["--min", "5"], "min 5"),
         (["--load", "burstgpt:/nonexistent"], "No such file"),
         (["--rate", "0"], "above 0"),
+        (["--rate", "inf"], "at most a year"),
+        (["--rate", "1e-300"], "at most a year"),
+        (["--seconds", "1e9"], "to a year"),
+        (["--policy", "hpa:waiting=0"], "waiting is 0; it must be above 0"),
+        (["--policy", "kpa:target_concurrency=nan"], "target_concurrency is nan"),
+        (["--policy", "wva2:scale_up_utilisation=none"], "scale_up_utilisation cannot be none"),
+        (["--policy", "static:replicas=2.5"], "whole number"),
+        (["--policy", "static:replicas=none"], "whole number"),
+        (["--policy", "pagefleet:kv_block_occupancy_percent=0"], "1 to 100"),
+        (["--policy", "pagefleet:memory=3"], "no setting 'memory'"),
+        (["--policy", "pagefleet-learnt"], "only `compare`"),
+        (["--policy", "hpa", "--policy", "hpa"], "given twice"),
+        (["--plot", "."], "it must be a file"),
+        (["--json", "/"], "it must be a file"),
         (["--seconds", "0"], "--seconds 0"),
         (["--seconds", "nan"], "--seconds nan"),
         (["--from", "-1"], "--from -1"),
@@ -53,6 +69,72 @@ def test_profiles_are_listed_with_their_sources(capsys: pytest.CaptureFixture[st
 def test_what_cannot_be_simulated_is_said(arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["run", *SHORT, *arguments]) == 2
     assert what in capsys.readouterr().err
+
+
+def test_the_last_policy_is_read_before_the_first_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    with patch.object(main_module, "simulate", side_effect=AssertionError("minutes of work")):
+        assert main(["run", *SHORT, "--policy", "pagefleet", "--policy", "magic"]) == 2
+    assert "none of" in capsys.readouterr().err
+
+
+def test_the_same_policy_with_other_settings_is_another_row(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both were called the same: the JSON kept only the last one, and so did the plot."""
+    numbers, both = tmp_path / "out.json", ["hpa:waiting=1", "hpa:waiting=5"]
+    given = [argument for text in both for argument in ("--policy", text)]
+    assert main(["run", *SHORT, *given, "--json", str(numbers), "--plot", str(tmp_path / "v1.5")]) == 0
+    assert list(json.loads(numbers.read_text())["results"]) == both
+    drawn = sorted(path.name for path in tmp_path.iterdir() if path.suffix == ".png")
+    assert drawn == ["v1.5-hpa-1.png", "v1.5-hpa-2.png"]
+    out = capsys.readouterr().out
+    assert all(f"| {text}" in out for text in both)
+
+
+@pytest.mark.parametrize(("ttft", "tpot"), [("1e-5", "0.1"), ("3", "1e-9")])
+def test_an_objective_below_a_millisecond_is_one(ttft: str, tpot: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", *SHORT, "--ttft", ttft, "--tpot", tpot]) == 0
+    assert "| PageFleet |" in capsys.readouterr().out
+
+
+def test_an_interruption_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with patch.object(main_module, "simulate", side_effect=KeyboardInterrupt):
+        assert main(["run", *SHORT]) == 130
+    assert capsys.readouterr().err == "pagefleet-sim: interrupted\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "what"),
+    [
+        (["--policies", "magic"], "policy 'magic' is none of"),
+        (["--policies", "hpa,hpa"], "policy 'hpa' is given twice"),
+        (["--loads", "magic"], "load 'magic' is none of"),
+        (["--loads", ""], "load '' is none of"),
+        (["--routings", "magic"], "routing 'magic' is none of"),
+        (["--start-seconds", "30,nan"], "above 0 and finite"),
+        (["--start-seconds", "soon"], "could not convert"),
+        (["--scale", "0"], "--scale 0"),
+        (["--scale", "nan"], "--scale nan"),
+        (["--grid", "/nonexistent"], "No such file"),
+        (["--json", "/"], "it must be a file"),
+        (["--markdown", "/nonexistent/x.md"], "there is no folder"),
+    ],
+)
+def test_what_cannot_be_compared_is_said_at_once(
+    arguments: list[str], what: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with patch.object(main_module, "compare", side_effect=AssertionError("minutes of work")):
+        assert main(["compare", *arguments]) == 2
+    assert what in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("content", ["", "[]", "5", '{"trials": [{}], "cells": []}'])
+@pytest.mark.parametrize("flag", ["--grid", "--keep"])
+def test_an_earlier_comparison_that_is_none_is_said_at_once(
+    flag: str, content: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "old.json").write_text(content)
+    with patch.object(main_module, "compare", side_effect=AssertionError("minutes of work")):
+        assert main(["compare", flag, str(tmp_path / "old.json")]) == 2
+    assert "is no --json of `pagefleet-sim compare`" in capsys.readouterr().err
 
 
 def test_a_short_comparison_keeps_what_it_did_not_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

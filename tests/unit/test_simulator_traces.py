@@ -1,5 +1,7 @@
 """Readers in the real files' column formats, generators, and loads as written on the command line."""
 
+import gzip
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -59,10 +61,23 @@ def test_mooncake_shares_prefixes(tmp_path: Path) -> None:
     ("reader", "text", "where"),
     [
         (read_azure, AZURE.replace("396", "many"), "line 3"),
-        (read_azure, AZURE.replace("ContextTokens", "Tokens"), "line 2"),
-        (read_burstgpt, BURSTGPT.replace("Response tokens", "Out"), "line 2"),
+        (read_azure, AZURE.replace("ContextTokens", "Tokens"), "no column 'ContextTokens'"),
+        (read_azure, AZURE.replace("374,44", "374"), "line 2: it has fewer columns"),
+        (read_azure, AZURE.replace("374", "-374"), "line 2: -374 tokens"),
+        (read_azure, AZURE.replace("374", "9" * 30), "line 2: 9+ tokens"),
+        (read_azure, AZURE.replace("374", "9" * 200_000), "field larger than"),
+        (read_azure, AZURE.replace("2023-11-16 18:15:46.6805900", "nan"), "line 2"),
+        (read_burstgpt, BURSTGPT.replace("Response tokens", "Out"), "no column 'Response tokens'"),
+        (read_burstgpt, BURSTGPT.replace("472", "inf"), "line 2: inf tokens"),
+        (read_burstgpt, BURSTGPT.replace("\n5,", "\ninf,"), "line 2: the time inf is not finite"),
         (read_mooncake, MOONCAKE.replace('"hash_ids": [46, 2353]', '"ids": 3'), "line 2"),
         (read_mooncake, "{not json\n", "line 1"),
+        (read_mooncake, "[" * 100_000, "line 1"),
+        (read_mooncake, "5\n", "line 1"),
+        (read_mooncake, MOONCAKE.replace("27482", "NaN"), "line 1.*not finite"),
+        (read_mooncake, MOONCAKE.replace("6955", "1e999"), "line 1.*inf tokens"),
+        (read_mooncake, MOONCAKE.replace("[46, 2353]", f"[{2**70}]"), "line 2.*64 bits"),
+        (read_mooncake, " " * 2_000_000, "line 1: it is longer than"),
         (read_azure, "TIMESTAMP,ContextTokens,GeneratedTokens\n", "no requests"),
     ],
 )
@@ -70,6 +85,30 @@ def test_what_cannot_be_read_is_named(reader: object, text: str, where: str, tmp
     assert callable(reader)
     with pytest.raises(TraceError, match=where):
         reader(write(tmp_path / "trace", text))
+
+
+@pytest.mark.parametrize("text", [AZURE, BURSTGPT, MOONCAKE], ids=["azure", "burstgpt", "mooncake"])
+@pytest.mark.parametrize(
+    "encode",
+    [
+        lambda text: text.replace("\n", "\r\n").encode(),
+        lambda text: b"\xef\xbb\xbf" + text.encode(),
+        lambda text: text.rstrip("\n").encode(),
+        lambda text: gzip.compress(text.encode()),
+    ],
+    ids=["CRLF", "byte order mark", "no last line end", "gzip"],
+)
+def test_files_as_other_programs_write_them(text: str, encode: Callable[[str], bytes], tmp_path: Path) -> None:
+    reader = {AZURE: read_azure, BURSTGPT: read_burstgpt, MOONCAKE: read_mooncake}[text]
+    (tmp_path / "other").write_bytes(encode(text))
+    assert reader(tmp_path / "other").arrivals == reader(write(tmp_path / "plain", text)).arrivals
+
+
+@pytest.mark.parametrize("content", [b"\xff\xfe\x00", gzip.compress(AZURE.encode())[:-12], b"\x1f\x8bnothing"])
+def test_what_is_neither_text_nor_gzip_is_said(content: bytes, tmp_path: Path) -> None:
+    (tmp_path / "trace").write_bytes(content)
+    with pytest.raises(TraceError, match="neither text nor a whole gzip file"):
+        read_azure(tmp_path / "trace")
 
 
 def test_the_shipped_trace_is_the_published_one() -> None:
@@ -116,6 +155,12 @@ def test_loads_on_the_command_line() -> None:
         "burstgpt",
         "steady:pace=1",
         "diurnal:low=0,high=1,period=0",
+        "steady:rate=none",
+        "steady:rate=nan",
+        "steady:rate=1e300",
+        "steady:rate=1,rate=2",
+        "spike:low=-1,high=1,at=0,seconds=1",
+        "ramp:start=1,end=2,seconds=0",
     ],
 )
 def test_loads_that_are_none(text: str) -> None:
