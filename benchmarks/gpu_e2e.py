@@ -19,6 +19,8 @@ CUDA device it says "not measured" and exits 0.
 
 import argparse
 import json
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -56,19 +58,24 @@ def run_here(name: str, setting: Setting) -> dict[str, Any]:
 
 
 def run_apart(name: str, setting: Setting, timeout: float) -> dict[str, Any]:
-    """One stage in a process of its own; its output goes to stderr as it comes."""
+    """One stage in a process of its own; its output goes to stderr as it comes. Late, it is ended with all that it
+    started: a server that stays would hold the device's memory."""
     command = [sys.executable, __file__, "--one-stage", name, "--device", setting.device]
     command += ["--tiny"] if setting.tiny else []
     began = time.monotonic()
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, env=quiet_environment(), start_new_session=True
+    )
     try:
-        done = subprocess.run(
-            command, stdout=subprocess.PIPE, text=True, timeout=timeout, check=False, env=quiet_environment()
-        )
-        printed = done.stdout
-        ending = f"it ended with exit code {done.returncode} and no result"
-    except subprocess.TimeoutExpired as late:
-        printed = late.stdout.decode() if isinstance(late.stdout, bytes) else late.stdout or ""
+        printed, _ = process.communicate(timeout=timeout)
+        ending = f"it ended with exit code {process.returncode} and no result"
+    except subprocess.TimeoutExpired:
+        os.killpg(process.pid, signal.SIGKILL)
+        printed, _ = process.communicate()
         ending = f"it was ended after {timeout:.0f} s"
+    except KeyboardInterrupt:  # which the stage, in a session of its own, does not get
+        os.killpg(process.pid, signal.SIGKILL)
+        raise
     lines = [line for line in printed.splitlines() if line.startswith(MARK)]
     result: dict[str, Any] = json.loads(lines[-1][len(MARK) :]) if lines else {"ok": False, "error": ending}
     return {**result, "seconds": round(time.monotonic() - began, 1)}

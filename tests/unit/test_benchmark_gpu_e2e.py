@@ -51,6 +51,19 @@ def test_a_stage_that_takes_too_long_is_ended() -> None:
     assert "ended after" in result["error"]
 
 
+@pytest.mark.timeout(60)
+def test_a_late_stage_is_ended_with_all_that_it_started(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Its output ends only when the process that it started, which holds it too, has ended."""
+    script = tmp_path / "stage.py"
+    script.write_text(
+        "import subprocess, sys\n"
+        "print('RESULT {\"ok\": true}', flush=True)\n"
+        "subprocess.run([sys.executable, '-c', 'import time; time.sleep(300)'])\n"
+    )
+    monkeypatch.setattr(gpu_e2e, "__file__", str(script))
+    assert gpu_e2e.run_apart("environment", TINY, 3)["ok"]  # what it had found stays
+
+
 def test_whatever_a_stage_raises_is_in_the_report(monkeypatch: pytest.MonkeyPatch) -> None:
     def breaks(setting: Setting) -> Facts:
         raise RuntimeError("an illegal memory access was encountered")
