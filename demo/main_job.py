@@ -8,7 +8,9 @@ import asyncio
 import contextlib
 import importlib.util
 import json
+import os
 import signal
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -44,10 +46,12 @@ class DemoFailed(Exception):
 class Demo:
     """One run: its processes, its observations, its steps."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, stop: asyncio.Event) -> None:
+        """`stop`: set when nobody reads the output any more."""
         self.started = time.monotonic()
         self.processes = Processes(folder, env={"KUBECONFIG": str(folder / "kubeconfig")})
         self.folder = folder
+        self.stop = stop
         self.report = Report(question=QUESTION)
         self._watchers: list[asyncio.Task[None]] = []
         self._said_at = self.started
@@ -55,13 +59,20 @@ class Demo:
     def say(self, text: str) -> None:
         """One progress line, stamped with seconds since the start."""
         self._said_at = time.monotonic()
-        print(f"[{self._said_at - self.started:5.1f}s] {text}", flush=True)
+        try:
+            print(f"[{self._said_at - self.started:5.1f}s] {text}", flush=True)
+        except OSError:  # `make demo | head`, or a terminal that was closed
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+            self.stop.set()
 
     async def until(self, goal: str, holds: Callable[[Sample], bool], *, seconds: float) -> None:
         """Wait until `holds` is true of the newest sample; fail after `seconds` or when a process of ours died."""
         deadline = time.monotonic() + seconds
         while not (self.report.samples and holds(self.report.samples[-1])):
             self.processes.check()
+            for watcher in self._watchers:
+                if watcher.done():
+                    raise DemoFailed(f"kubectl get llmd -w ended, {watcher.exception() or 'without a word'}")
             now = time.monotonic()
             if now > deadline:
                 last = self.report.samples[-1] if self.report.samples else None
@@ -151,19 +162,17 @@ class Demo:
         """End every process, in order, and the watchers."""
         for task in self._watchers:
             task.cancel()
-        for task in self._watchers:
-            with contextlib.suppress(asyncio.CancelledError):
-                await task
+        await asyncio.gather(*self._watchers, return_exceptions=True)  # `until` has told what ended one of them
         await self.processes.stop()
 
 
 async def show() -> int:
     """Run the demo; the exit code says whether it showed what it must."""
     stop = asyncio.Event()
-    for name in (signal.SIGINT, signal.SIGTERM):
+    for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     with tempfile.TemporaryDirectory(prefix="pagefleet-demo-", dir=_scratch()) as folder:
-        demo = Demo(Path(folder))
+        demo = Demo(Path(folder), stop)
         run = asyncio.create_task(demo.run())
         reason: str | None = None
         try:

@@ -47,7 +47,10 @@ class Processes:
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
         )
-        output, errors = await process.communicate()
+        try:
+            output, errors = await process.communicate()
+        finally:
+            await _end(process)
         if process.returncode != 0:
             raise RuntimeError(f"kubectl {' '.join(arguments)}: {errors.decode().strip()}")
         return output.decode()
@@ -82,9 +85,7 @@ class Processes:
                 if text := line.decode().rstrip():
                     yield text
         finally:
-            if process.returncode is None:
-                process.kill()
-                await process.wait()
+            await _end(process)
 
     def print_logs(self) -> None:
         """The end of each child's log, for a failed run."""
@@ -102,3 +103,9 @@ class Processes:
                 except subprocess.TimeoutExpired:
                     process.kill()
                     await asyncio.to_thread(process.wait)
+
+
+async def _end(process: asyncio.subprocess.Process) -> None:
+    if process.returncode is None:
+        process.kill()
+        await process.wait()
