@@ -141,9 +141,9 @@ class ObjectLoop:
 
     async def step(self, body: Mapping[str, Any]) -> float | None:
         """One reconcile. Returns seconds until the next one is due anyway. Raises ApiError."""
-        self._waits = {}
+        waited, self._waits = self._waits, {}
         try:
-            due = await self._step(body)
+            due = await self._step(body, has_looked=Rank.DEED in waited)
             return min((seconds for seconds in (due, *self._waits.values()) if seconds is not None), default=None)
         except BaseException:
             self._waits = {}
@@ -151,7 +151,7 @@ class ObjectLoop:
         finally:
             self._context.budget.leave(self.key, but=self._waits)
 
-    async def _step(self, body: Mapping[str, Any]) -> float | None:
+    async def _step(self, body: Mapping[str, Any], *, has_looked: bool) -> float | None:
         now = self._context.clock()
         if body["metadata"].get("deletionTimestamp") is not None:
             return None
@@ -161,7 +161,7 @@ class ObjectLoop:
             llmd = parse(body)
         except SpecError as error:
             return await self._say(memory, body, None, status.render_invalid(body, error, now), now)
-        observed = await self._observe(memory, llmd, now)
+        observed = await self._observe(memory, llmd, now, has_looked=has_looked)
         body = await self._scale(memory, llmd, body, observed, now)
         if self._waits:
             return None
@@ -210,7 +210,9 @@ class ObjectLoop:
             self._memory = Memory(uid)
         return self._memory
 
-    async def _observe(self, memory: Memory, llmd: LLMDeployment, now: float) -> Observed:
+    async def _observe(self, memory: Memory, llmd: LLMDeployment, now: float, *, has_looked: bool) -> Observed:
+        """`has_looked`: since then the object has only waited for its turn to write. It does not look for its children
+        again and again meanwhile: if somebody makes one, its own apply will be a conflict."""
         store, scraper = self._context.store, self._context.scraper
         kinds = kinds_of(llmd, has_pod_monitors=store.has_pod_monitors)
         has_foreign_claim = llmd.spec.cache is not None and llmd.spec.cache.claim is not None
@@ -219,7 +221,8 @@ class ObjectLoop:
             memory.found, memory.found_at = {}, None
             return observe(store, scraper, self.key, now, {})
         wait = FIND_CLAIM_AGAIN_SECONDS if shown else FIND_AGAIN_SECONDS
-        if memory.found_at is None or now - memory.found_at >= wait or memory.found_for != llmd.generation:
+        is_old = memory.found_at is None or (now - memory.found_at >= wait and not has_looked)
+        if is_old or memory.found_for != llmd.generation:
             memory.found = await find_children(self._context.api, store, llmd, kinds)
             memory.found_at, memory.found_for = now, llmd.generation
         return observe(store, scraper, self.key, now, memory.found)

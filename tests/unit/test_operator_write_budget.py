@@ -32,9 +32,10 @@ class KeepingApi:
         self.status: dict[str, dict[str, Any]] = {}
         self.written: Counter[str] = Counter()
         self.before_write: Callable[[], None] = lambda: None
+        self.reads = 0
 
     async def get(self, *_: Any) -> None:
-        return None
+        self.reads += 1
 
     async def create(self, _resource: Any, _namespace: str, body: dict[str, Any]) -> dict[str, Any]:
         self.before_write()
@@ -168,6 +169,7 @@ async def test_objects_made_at_once_are_written_within_the_budget_in_every_secon
     assert most_in_a_second(writes) <= BUDGET
     assert simulation.context.budget.unbooked == 0
     assert simulation.context.budget.waiting == 0
+    assert simulation.api.reads <= 4 * count, "who waits does not look for its children again and again"
     assert writes[-1] - begun < 1.5 + 1.25 * len(writes) / BUDGET, "the budget is used"
     last_word = max(simulation.first_words.values()) - begun
     assert last_word < 1.5 + 1.25 * count / BUDGET + simulation.step_seconds * count, "no object waits long for a word"
