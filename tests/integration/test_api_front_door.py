@@ -159,6 +159,9 @@ async def test_slow_and_oversized_requests_are_cut_short(tmp_path: Path) -> None
         assert (await talk.get("/livez"))[0] == 200
 
 
+SECRET = b"Authorization: Bearer sk-secret\r\n"
+
+
 async def test_malformed_requests_are_answered_and_told_in_one_line_each(tmp_path: Path) -> None:
     """Each once wrote a stack of the HTTP library into the log: anybody could fill it."""
     post = b"POST /v1/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
@@ -169,6 +172,11 @@ async def test_malformed_requests_are_answered_and_told_in_one_line_each(tmp_pat
         "a bad chunk": (post + b"Transfer-Encoding: chunked\r\n\r\nzz\r\n", b"400"),
         "a packed body": (post + b"Connection: close\r\n" + packed + b"10\r\n\r\n\xffnot packe", b"415"),
         "more of it than is read": (post + packed + b"100000\r\n\r\n\xffnot packe" + b"x" * 60_000, b"415"),
+        "bare line feeds": (post.replace(b"\r\n", b"\n") + SECRET.replace(b"\r\n", b"\n") + b"\n", b"400"),
+        "a key with a NUL": (post + SECRET.replace(b"sk-", b"sk-\0") + b"\r\n", b"400"),
+        "two types": (post + SECRET + b"Content-Type: text/plain\r\n\r\n", b"400"),
+        "a chunk of text": (post + b"Transfer-Encoding: chunked\r\n\r\nsk-secret prompt\r\n", b"400"),
+        "another protocol": (b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n", b"400"),
         "a body of 10**18 bytes": (post + b"Content-Length: 1000000000000000000\r\n\r\nabc", b"413"),
     }
     async with memory_server(tmp_path, "fine", "--read-timeout", "60") as talk:
@@ -176,8 +184,10 @@ async def test_malformed_requests_are_answered_and_told_in_one_line_each(tmp_pat
             reader, writer = await talk.connect()
             writer.write(data)
             received = await asyncio.wait_for(reader.read(), 20)  # and the end, without a reset
-            head, _, _ = received.partition(b"\r\n\r\n")
+            head, _, body = received.partition(b"\r\n\r\n")
             assert head.split()[1] == want, case
+            assert b"Server: pagefleet" in head and json.loads(body)["error"]["message"], case
+            assert b"secret" not in received, "a proxy may give it to somebody else"
             if case != "more of it than is read":  # refused unread; closed as what is announced does not come
                 assert head.startswith(b"HTTP/1.0") or b"Connection: close" in head, case
             await cut(writer)
@@ -186,7 +196,7 @@ async def test_malformed_requests_are_answered_and_told_in_one_line_each(tmp_pat
         async with talk.session.post("/v1/completions", data=bomb, headers=headers) as response:
             assert response.status == 415
         assert (await talk.complete("a", max_tokens=1))["usage"]["completion_tokens"] == 1
-        assert "Traceback" not in talk.server.log and "\x1b" not in talk.server.log
+        assert not [word for word in ("Traceback", "\x1b", "secret") if word in talk.server.log]
         assert 2 <= talk.server.log.count("pagefleet.http") <= len(attacks)
 
 

@@ -85,6 +85,12 @@ def test_a_list_that_is_not_json_is_refused_wherever_it_is_cut(prompt: str) -> N
         parse(f'{{"prompt": {prompt}}}'.encode())
 
 
+def test_a_byte_order_mark_in_front_is_passed_over() -> None:
+    """As vLLM does: `curl --data @file` sends what an editor wrote."""
+    body = parse(b'\xef\xbb\xbf{"prompt": "a"}')
+    assert isinstance(body, CompletionBody) and body.prompt == "a"
+
+
 @pytest.mark.usefixtures("tiny_slices")
 def test_ids_of_detokenize_are_read_the_same_way() -> None:
     body = parse(b'{"tokens": [3, 1, 2]}', DetokenizeBody)

@@ -11,7 +11,7 @@ from pagefleet_server.api.errors import SlowBodyError, TornBodyError, Unsupporte
 from pagefleet_server.api.large_body import parse_body
 from pagefleet_server.api.protocol.fields import check_extra
 from pagefleet_server.api.service import Service
-from pagefleet_server.log import LOGGER
+from pagefleet_server.log import LOGGER, name_fault
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -38,8 +38,7 @@ async def read_body(request: web.Request, service: Service, kind: type[Body]) ->
     except TimeoutError as error:
         raise SlowBodyError(f"the body did not arrive within {seconds:g} s") from error
     except RequestPayloadError as error:
-        reason = " ".join(str(error).removeprefix("400, message:").split())[:200]
-        raise TornBodyError(f"the body cannot be read: {reason}") from error
+        raise TornBodyError(f"the body cannot be read: {name_fault(str(error))}") from error
     body = await parse_body(raw, kind)
     for name in service.unknown_fields.fresh(check_extra(body.model_extra or {})):
         LOGGER.warning("unknown field %r in a body of %s is ignored; told once", name, request.path)

@@ -7,6 +7,7 @@ everything else there may be a bounded number of values. Between any two steps o
 
 import asyncio
 import re
+from codecs import BOM_UTF8
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -42,6 +43,7 @@ _GAP = re.compile(rb"[ \t\r\n]*(,)?[ \t\r\n]*")
 async def parse_body(raw: bytes, kind: type[Body]) -> Body:
     """The validated body. Raises BadRequestError."""
     ids: dict[str, list[int] | list[list[int]]] = {}
+    raw = raw.removeprefix(BOM_UTF8)  # files of some editors begin with it
     if len(raw) > SMALL_BYTES:
         check_strings(raw)
         await asyncio.sleep(0)

@@ -20,7 +20,7 @@ POSTS: dict[str, tuple[type[BaseModel], str]] = {
 GETS = {
     "/v1/models": "The served model",
     "/tokenizer_info": "Special tokens and chat template",
-    "/version": "Version of the server",
+    "/version": "Version of the server, and its kernels",
     "/health": "200 when the model is loaded and the engine works",
     "/livez": "503 when the engine is dead or hangs",
     "/readyz": "200 when new requests are welcome",

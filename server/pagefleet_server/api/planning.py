@@ -114,7 +114,7 @@ def _read_timeout(request: web.Request, service: Service, body: Wishes) -> float
     limits = [service.settings.http.request_timeout_seconds, body.timeout]
     header = request.headers.get(TIMEOUT_HEADER)
     if header is not None:
-        if not re.fullmatch(r"\d{1,9}(\.\d{1,9})?", header) or float(header) == 0:
+        if not re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,9})?", header) or float(header) == 0:
             raise BadRequestError(f"{TIMEOUT_HEADER}: {header[:40]!r} is no number of seconds above 0")
         limits.append(float(header))
     return min((limit for limit in limits if limit is not None), default=None)

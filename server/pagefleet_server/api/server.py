@@ -19,6 +19,7 @@ from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.exit_code import ExitCode
 from pagefleet_server.api.garbage import spare_the_loop
 from pagefleet_server.api.generation_defaults import load_generation_defaults
+from pagefleet_server.api.http_faults import answer_faults_as_errors
 from pagefleet_server.api.service import DrainExpiredError, Loaded, Service
 from pagefleet_server.api.text_model import TextModel, load_text_model
 from pagefleet_server.api.tracing import TracingUnavailableError, make_tracing
@@ -87,6 +88,7 @@ class Server:
         )
         client.observe_steps(service.tracker.on_step)
         client.observe_outputs(service.tracker.on_output)
+        answer_faults_as_errors()
         HTTP_LOGGER.addFilter(tell_in_one_line(HttpProcessingError, RequestPayloadError))
         runner = web.AppRunner(
             make_app(service),

@@ -70,8 +70,13 @@ async def get_model(request: web.Request) -> web.Response:
 
 
 async def get_version(request: web.Request) -> web.Response:
-    """Of this server."""
-    return web.json_response({"version": version("pagefleet")})
+    """Of this server, and which kernels it computes with; null until the engine is ready."""
+    ready = request.app[SERVICE].client.ready
+    backends = {
+        "attention_backend": None if ready is None else ready.attention_backend,
+        "linear_backend": None if ready is None else ready.linear_backend,
+    }
+    return web.json_response({"version": version("pagefleet")} | backends)
 
 
 async def get_openapi(request: web.Request) -> web.Response:
