@@ -36,7 +36,7 @@ class Scaling:
     _open: Decision | None = None
     """The last round's decision while it has not been written."""
     _written: int | None = None
-    """Replicas as we last wrote them."""
+    """Replicas as we last wrote them, or found them at first."""
 
     def decide(
         self,
@@ -56,7 +56,7 @@ class Scaling:
         autoscaling = llmd.spec.autoscaling
         if autoscaling is not None and not self._restored:
             self.history, self.decisions = restore_history(llmd.status, replicas=llmd.spec.replicas, now=now)
-            self._restored = True
+            self._restored, self._written = True, llmd.spec.replicas
         if scrape_round == self._round:
             return self._still_open(llmd, allowance)
         self._round, self._open = scrape_round, None

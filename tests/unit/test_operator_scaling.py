@@ -80,6 +80,17 @@ def test_a_manual_change_is_reported_when_it_is_overwritten() -> None:
     assert [(item["from"], item["to"]) for item in scaling.decisions] == [(1, 3), (2, 3)]
 
 
+def test_so_is_the_first_one_since_the_operator_started() -> None:
+    scaling = Scaling()
+    idle = observed(pod("a", ready=True))
+    assert scaling.decide(AUTOSCALED, idle, scrape_round=1, now=0.0) is None
+    by_hand = llmd(spec={**SPEC, "replicas": 4})
+    decision = scaling.decide(by_hand, idle, scrape_round=2, now=2.0)
+    assert decision is not None
+    scaling.scaled(by_hand, decision, 2.0)
+    assert scaling.overwritten == "spec.replicas was set to 4 by hand; the autoscaler set it to 1"
+
+
 def test_memory_is_there_before_the_first_scrape_round_has_ended() -> None:
     """The status was written from an empty memory until then: what an operator had learnt was gone after a restart."""
     change = {"time": CREATED, "from": 1, "to": 3, "inputs": "", "reason": "Standing"}
