@@ -96,10 +96,12 @@ class CpuBackend:
     ) -> torch.Tensor:
         """Causal attention, see src/row_block.h."""
         own = _own(cache)
-        num_rows, num_q_heads = query.shape[0], query.shape[1]
-        out = torch.empty(num_rows, num_q_heads, own.shape.v_head_dim, dtype=query.dtype)
+        shape = own.shape
+        num_rows, num_q_heads, _ = query.shape
+        out = torch.empty(num_rows, num_q_heads, shape.v_head_dim, dtype=query.dtype)
         if num_rows == 0:
             return out
+        row_stride, head_stride, _ = query.stride()
         starts, lens = batch.query_starts.contiguous(), batch.seq_lens.contiguous()
         tables = batch.block_tables if batch.block_tables.stride(-1) == 1 else batch.block_tables.contiguous()
         levels = None if sinks is None else sinks.to(torch.float32).contiguous()
@@ -111,15 +113,15 @@ class CpuBackend:
             lens.data_ptr(),
             tables.data_ptr(),
             None if levels is None else levels.data_ptr(),
-            query.stride(0),
-            query.stride(1),
+            row_stride,
+            head_stride,
             tables.stride(0),
             num_rows,
             lens.shape[0],
             num_q_heads,
-            own.shape.num_kv_heads,
-            own.shape.head_dim,
-            own.shape.v_head_dim,
+            shape.num_kv_heads,
+            shape.head_dim,
+            shape.v_head_dim,
             own.num_blocks,
             own.block_size,
             tables.shape[1],
