@@ -7,6 +7,7 @@ from pagefleet_operator import apply, drift
 from pagefleet_operator.errors import ApiError
 from pagefleet_operator.plan import Plan
 from pagefleet_operator.scaling import Scaling
+from pagefleet_operator.settings import ReconcileSettings
 
 
 @dataclass(frozen=True, slots=True)
@@ -18,6 +19,8 @@ class Refusal:
     at: float
     reason: str
     message: str
+    may_pass: bool = False
+    """By itself, as an outage does."""
 
 
 def fingerprint(intended: Plan) -> str:
@@ -28,7 +31,8 @@ def fingerprint(intended: Plan) -> str:
 def refusal(error: ApiError, digest: str, now: float) -> Refusal:
     """What the API did not take, in words for people."""
     if error.is_transient:
-        return Refusal(digest, now, "ApplyFailed", f"a child could not be written several times running: {error}")
+        message = f"a child could not be written several times running: {error}"
+        return Refusal(digest, now, "ApplyFailed", message, may_pass=True)
     refused = "InvalidTemplate" if error.child in (None, "Deployment") else "ChildRefused"
     reason = "Forbidden" if error.status == 403 else refused
     return Refusal(digest, now, reason, f"the API refused a child: {error.message}")
@@ -56,3 +60,14 @@ class Memory:
     """When the status was last written."""
     turn: float | None = None
     """When changed numbers may be written, once they have been given a turn."""
+
+    def held(self, digest: str, now: float, settings: ReconcileSettings) -> Refusal | None:
+        """Why children with this digest are not to be sent again yet. What may pass by itself is tried at pauses that
+        double: a short outage costs no long one."""
+        refused = self.refused
+        if refused is None or refused.digest != digest:
+            return None
+        pause = settings.max_backoff_seconds
+        if refused.may_pass:
+            pause = min(pause, settings.min_backoff_seconds * 2 ** min(self.apply_failures, 16))
+        return refused if now - refused.at < pause else None

@@ -286,10 +286,11 @@ class ObjectLoop:
         self, memory: Memory, llmd: LLMDeployment, intended: Plan, observed: Observed, now: float
     ) -> tuple[str, str] | None:
         """Returns (reason, message) of a refusal; raises ApiError for what may pass later."""
-        context, refused = self._context, memory.refused
-        pause = context.settings.reconcile.max_backoff_seconds
-        if refused is not None and now - refused.at < pause and refused.digest == fingerprint(intended):
-            return refused.reason, refused.message
+        context = self._context
+        if memory.refused is not None:
+            held = memory.held(fingerprint(intended), now, context.settings.reconcile)
+            if held is not None:
+                return held.reason, held.message
         work = apply.outstanding(llmd, intended, observed, memory.ledger, context.settings.reconcile, now)
         if work.writes and self._must_wait(Rank.REPEAT if work.is_repetition else Rank.DEED, work.writes, now):
             return None
