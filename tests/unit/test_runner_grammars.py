@@ -1,15 +1,19 @@
 """Which tokens a grammar allows: followed along a history, rebuilt after it was dropped, bounded when it goes wrong."""
 
+import contextlib
 import threading
 import time
 
 import numpy as np
 import pytest
+import torch
 from llguidance import LLMatcher, LLTokenizer
 
 from pagefleet_server.core.sampling_params import SamplingParams
 from pagefleet_server.core.step import ScheduledRequest, TokenHistory
-from pagefleet_server.runner.grammars import KEPT_STEPS, Grammars, load_in_background
+from pagefleet_server.grammar_limits import TOO_COMPLEX
+from pagefleet_server.runner.grammars import KEPT_STEPS, Grammars, GrammarTooComplexError, load_in_background
+from pagefleet_server.runner.sampler import sample
 from pagefleet_server.tokenizer import load_tokenizer
 from support.smollm2 import smollm2_gguf
 
@@ -19,8 +23,11 @@ VOCAB_SIZE = 49152
 YES_OR_NO = LLMatcher.grammar_from_lark('start: "yes" | "no"')
 
 
-def make_request(grammar: str, text: str = "", *, request_id: str = "r") -> ScheduledRequest:
-    output = TOKENIZER.encode(text, add_special_tokens=False).ids
+def make_request(
+    grammar: str, text: str = "", *, request_id: str = "r", output: list[int] | None = None
+) -> ScheduledRequest:
+    """`output`: the tokens of `text`, when they are known."""
+    output = TOKENIZER.encode(text, add_special_tokens=False).ids if output is None else output
     return ScheduledRequest(
         request_id=request_id,
         token_ids=(5,),
@@ -94,9 +101,33 @@ def test_an_output_that_left_the_grammar_may_only_end(grammars: Grammars, text: 
 def test_a_grammar_that_explodes_ends_the_output_and_nothing_else(grammars: Grammars, grammar: str) -> None:
     """The library's own limits hold: a step is not held up for long."""
     begun = time.monotonic()
-    mask = grammars.allowed(make_request(grammar))
-    assert mask.shape == (VOCAB_SIZE,) and mask.any()
+    with contextlib.suppress(GrammarTooComplexError):  # the sampler tells the request
+        mask = grammars.allowed(make_request(grammar))
+        assert mask.shape == (VOCAB_SIZE,) and mask.any()
     assert time.monotonic() - begun < 5
+
+
+AMBIGUOUS = [
+    'start: s\ns: s s | "a" | s s s | "b"',
+    'start: s\ns: s s s s s | s s | "a" | "b" | ""',
+    'start: a a a a a a a a\na: "a"* | "a" a | a "a"',
+]
+
+
+@pytest.mark.parametrize("lark", AMBIGUOUS)
+def test_a_grammar_with_too_many_readings_fails_its_request_alone(grammars: Grammars, lark: str) -> None:
+    """Each token took longer than the one before, seconds by the hundredth, and every stream waited for it."""
+    (letter,) = TOKENIZER.encode("a", add_special_tokens=False).ids
+    logits = torch.zeros(2, VOCAB_SIZE)
+    logits[:, letter] = 1.0
+    neighbour = ScheduledRequest("neighbour", (1,), 0, (1,), True, SamplingParams(max_tokens=1))
+    for length in range(2000):
+        request = make_request(LLMatcher.grammar_from_lark(lark), output=[letter] * length)
+        result = sample(logits, [request, neighbour], grammars)
+        assert "neighbour" in result.sampled
+        if result.failed:
+            break
+    assert list(result.failed) == ["r"] and result.failed["r"].startswith(TOO_COMPLEX)
 
 
 @pytest.mark.parametrize("delay_seconds", [0.0, 3600.0])

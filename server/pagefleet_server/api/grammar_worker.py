@@ -23,6 +23,7 @@ from llguidance import LLMatcher, LLTokenizer, TokenizerWrapper
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.grammar import compile_grammar
 from pagefleet_server.engine.parent import ParentGoneError, die_with_parent, leave_signals_to_parent
+from pagefleet_server.grammar_limits import make_limits
 
 COMMAND = (sys.executable, "-P", "-m", "pagefleet_server.api.grammar_worker")
 WALL_SECONDS = 10.0
@@ -120,7 +121,7 @@ def build(kind: str, source: str) -> str:
     """Compile, and build a matcher as the engine will. Raises BadRequestError."""
     grammar = compile_grammar(kind, source)
     begun = time.process_time()
-    matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0)
+    matcher = LLMatcher(byte_tokenizer(), grammar, log_level=0, limits=make_limits())
     if not matcher.is_error():
         matcher.compute_bitmask()
     if matcher.is_error():

@@ -26,6 +26,7 @@ from pagefleet_server.api.turns import Turns
 from pagefleet_server.client.engine_client import EngineClient
 from pagefleet_server.client.errors import EngineDeadError, EngineError, RequestFailedError, RequestRefusedError
 from pagefleet_server.client.request_stream import RequestStream
+from pagefleet_server.grammar_limits import TOO_COMPLEX
 from pagefleet_server.models.download import Progress
 from pagefleet_server.settings import ServerSettings
 from pagefleet_server.wire import Ready
@@ -252,6 +253,8 @@ class Service:
         """A failed engine call as an answer."""
         if isinstance(error, RequestRefusedError):
             return BadRequestError(str(error))
+        if isinstance(error, RequestFailedError) and str(error).startswith(TOO_COMPLEX):
+            return BadRequestError(str(error), code="invalid_grammar")
         if isinstance(error, RequestFailedError):
             return ApiError(str(error), code="request_failed")
         if isinstance(error, DrainExpiredError):

@@ -18,6 +18,7 @@ import numpy.typing as npt
 from llguidance import LLMatcher, LLTokenizer
 
 from pagefleet_server.core.step import ScheduledRequest
+from pagefleet_server.grammar_limits import TOO_COMPLEX, is_too_complex, make_limits
 from pagefleet_server.model_errors import ModelError
 from pagefleet_server.tokenizer import load_tokenizer
 
@@ -40,8 +41,12 @@ class _State:
     """That asked it."""
 
 
+class GrammarTooComplexError(Exception):
+    """A request's grammar asks more of a step than MAX_STEP_ITEMS allows."""
+
+
 class Grammars:
-    """The matchers of running requests. Raises nothing: a grammar that fails in the middle allows only the end."""
+    """The matchers of running requests. A grammar that otherwise fails in the middle allows only the end."""
 
     def __init__(self, load: Callable[[], LLTokenizer], *, vocab_size: int, eos_token_ids: tuple[int, ...]) -> None:
         """`load` is called once, for the first request that has a grammar."""
@@ -65,21 +70,26 @@ class Grammars:
             self._states.popitem(last=False)
 
     def allowed(self, request: ScheduledRequest) -> Mask:
-        """For the token that this step draws. request.sampling.grammar and request.history are given."""
+        """For the token that this step draws. request.sampling.grammar and request.history are given. Raises
+        GrammarTooComplexError."""
         assert request.sampling.grammar is not None and request.history is not None
         state = self._state(request.request_id, request.sampling.grammar)
         output = request.history.token_ids[request.history.num_prompt :]
         for token_id in output[state.num_consumed :]:
             state.matcher.consume_token(token_id)
         state.num_consumed = len(output)
-        if state.matcher.is_error() or state.matcher.is_stopped():
+        over = state.matcher.is_error() or state.matcher.is_stopped()
+        bits = None if over else state.matcher.compute_bitmask()
+        if is_too_complex(state.matcher):
+            raise GrammarTooComplexError(f"{TOO_COMPLEX}; write it without rules that are their own neighbours")
+        if bits is None or state.matcher.is_error():
             if state.matcher.is_error():
                 _logger.warning(
                     "request %s: its grammar fails: %s", request.request_id, state.matcher.get_error()[:300]
                 )
             return self._only_end()
-        bits = np.frombuffer(state.matcher.compute_bitmask(), dtype=np.uint8)
-        mask = np.unpackbits(bits, bitorder="little", count=self._vocab_size).astype(np.bool_)
+        packed = np.frombuffer(bits, dtype=np.uint8)
+        mask = np.unpackbits(packed, bitorder="little", count=self._vocab_size).astype(np.bool_)
         return mask if mask.any() else self._only_end()
 
     def _state(self, request_id: str, grammar: str) -> _State:
@@ -87,7 +97,7 @@ class Grammars:
         if state is None:
             if self._tokenizer is None:
                 self._tokenizer = self._load()
-            state = _State(LLMatcher(self._tokenizer, grammar, log_level=0))
+            state = _State(LLMatcher(self._tokenizer, grammar, log_level=0, limits=make_limits()))
             self._states[request_id] = state
             if len(self._states) > MAX_MATCHERS:
                 self._states.popitem(last=False)

@@ -14,7 +14,7 @@ import torch
 from pagefleet_server.core.step import DrawnToken, ScheduledRequest, StepResult, TokenLogprobs
 from pagefleet_server.runner.counter_rng import uniform
 from pagefleet_server.runner.distribution import distribution
-from pagefleet_server.runner.grammars import Grammars, Mask
+from pagefleet_server.runner.grammars import Grammars, GrammarTooComplexError, Mask
 from pagefleet_server.runner.logit_rules import apply_rules
 from pagefleet_server.runner.logprobs import NO_LOGITS, token_logprobs
 from pagefleet_server.runner.rows import Row
@@ -22,7 +22,7 @@ from pagefleet_server.runner.rows import Row
 
 def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest], grammars: Grammars | None = None) -> StepResult:
     """logits [N, V] of any float dtype; 1 + num_drafts rows for each request, in order; grammars: needed by requests
-    that have one. A request whose logits are NaN or infinite fails alone."""
+    that have one. A request whose logits are NaN or infinite, or whose grammar grows too complex, fails alone."""
     rows = logits.float().cpu().numpy()
     sampled: dict[str, int] = {}
     logprobs: dict[str, TokenLogprobs] = {}
@@ -33,7 +33,7 @@ def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest], grammars:
         name, drafts = request.request_id, request.token_ids[len(request.token_ids) - request.num_drafts :]
         try:
             drawn = _draw(rows[first], request.after_drafts(0) if drafts else request, grammars)
-        except _NoLogitsError as error:
+        except _NoDrawError as error:
             failed[name] = str(error)
         else:
             sampled[name] = drawn.token_id
@@ -48,8 +48,8 @@ def sample(logits: torch.Tensor, requests: Sequence[ScheduledRequest], grammars:
     return StepResult(sampled=sampled, logprobs=logprobs, further=further, failed=failed)
 
 
-class _NoLogitsError(Exception):
-    """A row is NaN or infinite."""
+class _NoDrawError(Exception):
+    """A row is NaN or infinite, or a grammar can be followed no further."""
 
 
 def _draw_further(
@@ -61,7 +61,7 @@ def _draw_further(
     for count, row in enumerate(rows, start=1):
         try:
             drawn.append(_draw(row, request.after_drafts(count), grammars))
-        except _NoLogitsError:
+        except _NoDrawError:
             break
         if count == len(drafts) or drawn[-1].token_id != drafts[count]:
             break
@@ -72,11 +72,14 @@ def _draw(row: Row, request: ScheduledRequest, grammars: Grammars | None) -> Dra
     # argmax gives the first of several maxima, the lowest id; and a NaN wherever there is one.
     likeliest = int(row.argmax())
     if not np.isfinite(row[likeliest]):
-        raise _NoLogitsError(f"{NO_LOGITS}: they reach {row[likeliest]}")
+        raise _NoDrawError(f"{NO_LOGITS}: they reach {row[likeliest]}")
     allowed = None
     if request.sampling.grammar is not None:
         assert grammars is not None, "a request with a grammar, and nobody to read it"
-        allowed = grammars.allowed(request)
+        try:
+            allowed = grammars.allowed(request)
+        except GrammarTooComplexError as error:
+            raise _NoDrawError(str(error)) from error
     token = _pick(row, request, allowed, likeliest)
     wanted = request.sampling.logprobs
     return DrawnToken(token, None if wanted is None else token_logprobs(row, token, wanted))
