@@ -53,12 +53,16 @@ bench: install
 	$(BIN)/python -m benchmarks.serving --rounds 3
 	$(BIN)/python -m benchmarks.serving.budget
 
-# Side by side with other servers (docs/performance.md): about 8 GB in PAGEFLEET_PEERS, by default in the user's cache.
-# make bench-peers QUICK=1: one round of a quarter of each workload.
+# Side by side with other servers: about an hour and 8 GB in PAGEFLEET_PEERS, by default in the user's cache. The tables go to
+# docs/performance.md, their record to docs/evidence/. make bench-peers QUICK=1: one round of a quarter of each workload.
+SERVING_RECORD = docs/evidence/$(shell date -u +%F)-serving
 bench-peers: peers
-	$(BIN)/python -m benchmarks.serving --peers all --workloads A,B,C,D,E $(if $(QUICK),--quick,--rounds 3 --cross-check)
-	$(BIN)/python -m benchmarks.serving --peers all --size 1b --workloads A,D $(if $(QUICK),--quick,--rounds 3)
-	$(BIN)/python -m benchmarks.serving.budget $(if $(QUICK),--rounds 5)
+	$(BIN)/python -m benchmarks.serving --peers all --variant "quant=--quantization gguf" --workloads D,A,C,B,E \
+		$(if $(QUICK),--quick,--rounds 3 --cross-check --json $(SERVING_RECORD)_peers.json)
+	$(BIN)/python -m benchmarks.serving --peers all --size 1b --workloads D,A \
+		$(if $(QUICK),--quick,--rounds 3 --json $(SERVING_RECORD)_1b.json)
+	$(if $(QUICK),,$(BIN)/python -m benchmarks.serving --report $(SERVING_RECORD)_peers.json --write docs/performance.md)
+	$(BIN)/python -m benchmarks.serving.budget $(if $(QUICK),--rounds 5,--write docs/performance.md)
 
 peers: install
 	$(BIN)/python -m benchmarks.serving.setup --with-1b

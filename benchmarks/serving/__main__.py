@@ -40,7 +40,7 @@ SIZES = {"135m": floors.SMOLLM2, "1b": floors.ONE_BILLION}
 def parse() -> argparse.Namespace:
     """The command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--peers", default="ours", help="names, separated by commas; 'all': every one installed")
+    parser.add_argument("--peers", default="ours", help="names, with commas; 'all': every one installed, and variants")
     parser.add_argument(
         "-w", "--workloads", default="A,B,C,D", help="of " + "; ".join(f"{k} {v}" for k, v in WHAT.items())
     )
@@ -94,9 +94,11 @@ def make_peer(options: argparse.Namespace, paths: Paths, name: str) -> Peer:
 
 
 def names_of(options: argparse.Namespace, paths: Paths) -> list[str]:
-    """The peers asked for; 'all' leaves out what is not installed, a name that is not installed ends the run."""
+    """The peers asked for; 'all': those installed, and the variants. A name that is not installed ends the run."""
     if options.peers == "all":
-        return [name for name, make in known_peers(paths, options.size).items() if make().installed]
+        known = known_peers(paths, options.size)
+        variants = [variant.partition("=")[0] for variant in options.variant]
+        return [name for name, make in known.items() if make().installed] + variants
     names: list[str] = options.peers.split(",")
     missing = [name for name in names if not make_peer(options, paths, name).installed]
     if missing:
@@ -136,7 +138,7 @@ async def main(options: argparse.Namespace) -> None:
         await measure(options, record, list(open_servers.values()))
         if options.cross_check and cross_check.available(paths):
             for server in open_servers.values():
-                if server.url:
+                if server.url and server.peer.takes_ignore_eos:
                     line = await asyncio.to_thread(cross_check.cross_check, paths, server.peer.name, server.url)
                     record.cross_checks.append(line)
     finally:
@@ -171,6 +173,8 @@ async def measure(options: argparse.Namespace, record: Record, peers: list[Serve
         for name in options.workloads.split(","):
             workload = workload_of(options, name, words, seed + index)
             for server in turn:
+                if name not in server.peer.workloads:
+                    continue
                 await machine.wait_quiet(options.quiet_wait)
                 run = await server.measure(workload, seed + index)
                 record.runs.append(run)

@@ -28,6 +28,8 @@ class Peer:
     """As requests name it."""
     in_process: bool = False
     """Not a server but a program that takes workloads on its standard input."""
+    workloads: str = "ABCDE"
+    """Those that it is asked to do."""
     installed: bool = True
     version: str = ""
     """As installed by setup.py; "" for ours, whose commit is in the record."""
@@ -87,11 +89,15 @@ def llama(paths: Paths, name: str, model: Path) -> Peer:
     threads = str(len(os.sched_getaffinity(0)))
     flags = ("-a", SERVED_NAME, "-t", threads, "-tb", threads, "-np", "16", "-c", "32768", "-cb")
     command = (str(program), "-m", str(model), *flags)
-    return Peer(name, command, installed=program.exists() and model.exists(), version=VERSIONS["llama"])
+    return Peer(
+        name, command, workloads="ABCD", installed=program.exists() and model.exists(), version=VERSIONS["llama"]
+    )
 
 
 def transformers_serve(paths: Paths) -> Peer:
-    """transformers' own server with continuous batching; it knows no ignore_eos, so its model has no end."""
+    """transformers' own server with continuous batching; it knows no ignore_eos, so its model has no end.
+
+    A and D only: it takes two minutes for a round of B, and more than a quarter of an hour for one of C."""
     program = paths.program("transformers", "transformers")
     flags = ("--continuous-batching", "--device", "cpu", "--dtype", "bfloat16", "--attn-implementation", "sdpa")
     sizes = ("--cb-block-size", "32", "--cb-num-blocks", "1024", "--cb-max-batch-tokens", "1024")
@@ -102,6 +108,7 @@ def transformers_serve(paths: Paths) -> Peer:
         command,
         model=model,
         takes_ignore_eos=False,
+        workloads="AD",
         installed=program.exists(),
         version=VERSIONS["transformers"],
     )
@@ -112,7 +119,8 @@ def openvino(paths: Paths) -> Peer:
     python = paths.python("openvino")
     driver = str(Path(__file__).with_name("openvino_driver.py"))
     command = (str(python), driver, str(quantised_gguf()), str(len(os.sched_getaffinity(0))))
-    return Peer("openvino-q4", command, in_process=True, installed=python.exists(), version=VERSIONS["openvino"])
+    version = VERSIONS["openvino"]
+    return Peer("openvino-q4", command, in_process=True, workloads="ABCD", installed=python.exists(), version=version)
 
 
 def known_peers(paths: Paths, size: str = "135m") -> dict[str, Callable[[], Peer]]:

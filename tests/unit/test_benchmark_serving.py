@@ -2,18 +2,22 @@
 
 import asyncio
 import json
+import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import cast
 
 import pytest
 from aiohttp import web
 
+from benchmarks.serving import __main__ as main
 from benchmarks.serving.client import send_workload
 from benchmarks.serving.floors import ONE_BILLION, SMOLLM2, ModelSize, Rates, floor_seconds
 from benchmarks.serving.outcome import Answer, Record, Run, Start, percentile, summarise
 from benchmarks.serving.paths import Paths
 from benchmarks.serving.peers import known_peers
 from benchmarks.serving.report import between_marks, markdown, ratios
+from benchmarks.serving.servers import Server
 from benchmarks.serving.setup import VERSIONS
 from benchmarks.serving.workloads import WHAT, Request, Workload, build, one_token_words, shortened
 from pagefleet_server.tokenizer import load_tokenizer
@@ -153,3 +157,26 @@ def test_the_tables_name_the_version_of_every_peer(tmp_path: Path) -> None:
     starts = [Start(name, 1.0, peer.version) for name, peer in peers.items()]
     table = markdown(Record({}, starts=starts))
     assert f"| vllm ({VERSIONS['vllm']}) | 1.0 |" in table and "| ours | 1.0 |" in table
+
+
+def test_all_peers_are_those_installed_and_the_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["serving", "--peers", "all", "--variant", "quant=--quantization gguf"])
+    options = main.parse()
+    assert main.names_of(options, Paths(tmp_path)) == ["ours", "quant"]
+    assert main.make_peer(options, Paths(tmp_path), "quant").command[-2:] == ("--quantization", "gguf")
+
+
+def test_a_peer_is_asked_for_its_workloads_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "argv", ["serving", "-w", "D,A,C,B,E", "--rounds", "1", "--quiet-wait", "0"])
+    monkeypatch.setattr(main.floors, "machine_rates", lambda rounds: Rates(1e9, 1e9))
+    asked: list[str] = []
+
+    class Asked:
+        peer = known_peers(Paths(tmp_path))["transformers"]()
+
+        async def measure(self, workload: Workload, seed: int) -> Run:
+            asked.append(workload.name)
+            return Run(workload.name, self.peer.name, seed, 1.0, 1.0, 1.0, (1.0, 1.0), (1.0, 1.0), 0, 0.0, 0.0, 0.0)
+
+    asyncio.run(main.measure(main.parse(), Record({"seed": 1}), [cast(Server, Asked())]))
+    assert asked == ["warm-up", "D", "A"]
