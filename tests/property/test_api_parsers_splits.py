@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from pagefleet_server.api.parsers.answer import AnswerParser
 from pagefleet_server.api.parsers.choose import detect_tool_parser, make_tool_parser
-from pagefleet_server.api.parsers.reasoning import ReasoningSplitter
+from pagefleet_server.api.parsers.reasoning import ReasoningSplitter, begins_in_reasoning
 
 KINDS = ("hermes", "mistral", "json")
 NAMES = ("get_weather", "add")
@@ -154,3 +154,28 @@ def test_the_template_tells_which_parser_it_needs() -> None:
     assert detect_tool_parser("{% if tools %}<tool_call>{% endif %}") == "hermes"
     assert detect_tool_parser("{% if tools %}[TOOL_CALLS]{% endif %}") == "mistral"
     assert detect_tool_parser("{% if tools %}{{ tools | tojson }}{% endif %}") == "json"
+
+
+CALL = '<tool_call>\n{"name": "add", "arguments": {"a": 1}}\n</tool_call>'
+OPENED = "<|assistant|>\n<think>\n"
+
+
+@pytest.mark.parametrize(
+    ("kind", "text", "want"),
+    [
+        (None, '{"city": "Paris"}', ("", '{"city": "Paris"}', [])),
+        ("hermes", CALL, ("", "", [("add", '{"a": 1}')])),
+    ],
+)
+def test_a_shape_is_no_reasoning_though_the_template_opened_the_marks(
+    kind: str | None, text: str, want: Result
+) -> None:
+    """A forced call of a thinking model came as reasoning, with no call and nothing in content."""
+    begins = begins_in_reasoning(OPENED, '{"grammars": [{"lark_grammar": "start: ..."}]}')
+    assert run([text], kind, think=begins) == want
+
+
+def test_a_free_output_and_a_shape_with_the_marks_begin_in_reasoning() -> None:
+    assert begins_in_reasoning(OPENED, None)
+    assert begins_in_reasoning(OPENED, r'{"rx": "[a-z ]*<\/think>(yes|no)"}')
+    assert not begins_in_reasoning("<|assistant|>\n", None)

@@ -13,7 +13,7 @@ from pagefleet_server.api.grammar import Shape
 from pagefleet_server.api.parsers.answer import AnswerParser
 from pagefleet_server.api.parsers.choose import make_tool_parser
 from pagefleet_server.api.parsers.forced import FORCING, forced_call
-from pagefleet_server.api.parsers.reasoning import OPEN, ReasoningSplitter
+from pagefleet_server.api.parsers.reasoning import ReasoningSplitter, begins_in_reasoning
 from pagefleet_server.api.planning import learn_facts, plan_choices, read_terms
 from pagefleet_server.api.protocol.chat import ChatBody
 from pagefleet_server.api.service import SERVICE, Loaded
@@ -42,7 +42,7 @@ async def post_chat_completions(request: web.Request) -> web.StreamResponse:
             plans = plan_choices(loaded, body, [(prompt, None)], facts, wanted=wanted, default=None)
             generation = await stack.enter_async_context(Generation(service, loaded.text, plans, terms))
         reasons = loaded.text.reasons
-        open_in_prompt = text.rstrip().endswith(OPEN)
+        open_in_prompt = begins_in_reasoning(text, facts.grammar)
 
         def make_parser() -> AnswerParser:
             names = [tool.function.name for tool in body.tools]

@@ -9,6 +9,12 @@ OPEN, CLOSE = "<think>", "</think>"
 BREAKS = "\r\n"
 
 
+def begins_in_reasoning(prompt: str, grammar: str | None) -> bool:
+    """Whether an output's first token is reasoning, because the template has opened the marks. A shape holds from that
+    token on: unless it closes them itself, the model answers at once, and a forced call or JSON is no reasoning."""
+    return prompt.rstrip().endswith(OPEN) and (grammar is None or "think>" in grammar)
+
+
 class _Phase(Enum):
     FRONT = 0
     """It may still become OPEN."""
