@@ -22,7 +22,7 @@ OLD_QUEUE = {"used": 70, "waiting_blocks": 1280, "running": 9, "waiting": 128, "
 
 
 async def test_a_killed_operator_forgets_neither_what_must_stand_ready_nor_that_a_queue_is_old(tmp_path: Path) -> None:
-    async with operator_cluster(tmp_path, "--listen", "127.0.0.1:0", start=False) as cluster:
+    async with operator_cluster(tmp_path, "--lease-seconds", "5", "--listen", "127.0.0.1:0", start=False) as cluster:
         quick = {"scaleDown": {"stabilizationWindowSeconds": 1}}
         slo = {"timeToFirstTokenMilliseconds": 500}
         await create(cluster, READY, {"maxReplicas": 5, "behavior": quick, "slo": slo}, {"standing": STANDING})
