@@ -4,7 +4,7 @@ import asyncio
 
 import pytest
 
-from pagefleet_server.api.admission import MAX_RETRY_SECONDS, FinishRate, Load, Room, count_excess
+from pagefleet_server.api.admission import MAX_RETRY_SECONDS, RATE_WINDOW_SECONDS, FinishRate, Load, Room, count_excess
 from pagefleet_server.api.drain import Drain
 from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.lengths import check_text_bytes, check_token_ids, resolve_max_tokens
@@ -50,6 +50,16 @@ def test_retry_after_follows_the_rate_at_which_requests_end() -> None:
     assert rate.seconds_for(10_000) == MAX_RETRY_SECONDS
     clock.now += 3600
     assert rate.seconds_for(1) == 10, "old ones are forgotten"
+
+
+def test_a_rate_that_nobody_asks_for_remembers_no_more_than_its_window() -> None:
+    """Each API key has one, and most keys are never refused."""
+    clock = Clock()
+    rate = FinishRate(clock)
+    for _ in range(10_000):
+        rate.note()
+        clock.now += 1.0
+    assert rate.num_noted <= RATE_WINDOW_SECONDS + 1
 
 
 @pytest.mark.parametrize(

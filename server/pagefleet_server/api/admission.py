@@ -56,15 +56,26 @@ class FinishRate:
 
     def note(self) -> None:
         """One request has ended."""
-        self._finishes.append(self._clock())
+        now = self._clock()
+        self._finishes.append(now)
+        self._forget(now)
+
+    @property
+    def num_noted(self) -> int:
+        """Ends that are remembered."""
+        return len(self._finishes)
 
     def seconds_for(self, count: int) -> int:
         """Whole seconds until `count` more have ended, between MIN_RETRY_SECONDS and MAX_RETRY_SECONDS."""
         now = self._clock()
-        while self._finishes and self._finishes[0] < now - RATE_WINDOW_SECONDS:
-            self._finishes.popleft()
+        self._forget(now)
         if not self._finishes:
             return MAX_RETRY_SECONDS // 6
         span = max(1.0, now - self._finishes[0])
         seconds = math.ceil(count * span / len(self._finishes))
         return min(MAX_RETRY_SECONDS, max(MIN_RETRY_SECONDS, seconds))
+
+    def _forget(self, now: float) -> None:
+        """What is older than the window; each of ten thousand API keys has a rate of its own."""
+        while self._finishes and self._finishes[0] < now - RATE_WINDOW_SECONDS:
+            self._finishes.popleft()
