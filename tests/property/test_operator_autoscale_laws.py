@@ -6,7 +6,7 @@ from dataclasses import replace
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pagefleet_operator.autoscale import decide
+from pagefleet_operator.autoscale import SETTLED_QUEUE_SECONDS, decide
 from pagefleet_operator.fleet import Fleet, FleetPod, PodState, Sample
 from pagefleet_operator.forecast import Point
 from pagefleet_operator.history import Bucket, History
@@ -151,6 +151,9 @@ PASTS = st.lists(st.tuples(st.floats(700, 1000), st.floats(0, 5000)), max_size=3
 )
 
 
+TURNOVERS = st.none() | st.floats(0.01, 1000)
+
+
 @LAW
 @given(fleets(), COUNTS, COUNTS, st.floats(1, 500), WINDOWS, PASTS, STANDINGS, st.data())
 def test_more_demand_never_means_fewer_replicas(
@@ -176,9 +179,11 @@ def test_more_demand_never_means_fewer_replicas(
         blocks_waiting=pod.sample.blocks_waiting + more,
         blocks_used=pod.sample.blocks_used + min(used, room),
     )
+    if pod.sample.waiting and pod.sample.oldest_waiting_seconds >= SETTLED_QUEUE_SECONDS:  # no more to learn from it
+        fuller = replace(fuller, waiting=fuller.waiting + more)
     busier = replace(pod, sample=fuller)
     crowded = replace(fleet, pods=(*fleet.pods[:index], busier, *fleet.pods[index + 1 :]))
-    history = History(saturation_running=knee, demand=past, standing=standing)
+    history = History(saturation_running=knee, demand=past, standing=standing, turnover_seconds=data.draw(TURNOVERS))
     spec = autoscaling(maximum=1000, slo=data.draw(st.none() | st.just(Slo(time_to_first_token_ms=500))))
     assert decide(spec, crowded, history, 1000.0).recommended >= decide(spec, fleet, history, 1000.0).recommended
 
