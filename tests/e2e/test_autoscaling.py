@@ -85,7 +85,7 @@ async def wanted(cluster: OperatorCluster, name: str, replicas: int, *, ready: b
         settled = found["spec"]["replicas"] == replicas
         return settled and (not ready or found["status"].get("ready") == f"{replicas}/{replicas}")
 
-    await cluster.until(holds, f"{name} has {replicas} replicas", seconds=30)
+    await cluster.until(holds, f"{name} has {replicas} replicas")
 
 
 async def test_three_phases_grow_within_two_rounds_and_shrink_after_the_window(cluster: OperatorCluster) -> None:
