@@ -96,7 +96,7 @@ class Demo:
             asyncio.create_task(self._follow_table()),
             asyncio.create_task(self._follow_samples()),
         ]
-        self.say("a server loads the model; the first start on a machine compiles its kernels, some seconds longer")
+        self.say("a server loads the model; the first start of all compiles its kernels, some seconds longer")
         await self.until("available", lambda now: now.phase == "Available" and now.ready == 1, seconds=120)
         await self._question()
         await self._load()
@@ -172,6 +172,7 @@ async def show() -> int:
     for name in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         asyncio.get_running_loop().add_signal_handler(name, stop.set)
     with tempfile.TemporaryDirectory(prefix="pagefleet-demo-", dir=_scratch()) as folder:
+        _share_cache(Path(folder))
         demo = Demo(Path(folder), stop)
         run = asyncio.create_task(demo.run())
         reason: str | None = None
@@ -211,3 +212,11 @@ def _scratch() -> Path:
     folder = ROOT / ".demo"
     folder.mkdir(exist_ok=True)
     return folder
+
+
+def _share_cache(folder: Path) -> None:
+    """What pods of an earlier demo built, the CPU kernels, is there for the pods of this one."""
+    cache = _scratch() / "shared" / "cache"
+    cache.mkdir(parents=True, exist_ok=True)
+    (folder / "shared").mkdir()
+    (folder / "shared" / "cache").symlink_to(cache)
