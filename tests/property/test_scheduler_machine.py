@@ -72,6 +72,15 @@ class SchedulerMachine(RuleBasedStateMachine):
     def count(self) -> None:
         SchedulerMachine.num_calls += 1
 
+    @invariant()
+    def what_waits_is_told_as_it_is(self) -> None:
+        if not hasattr(self, "scheduler"):
+            return
+        counts, waiting = self.scheduler.counts(), list(self.scheduler._waiting)
+        assert counts.num_waiting == sum(request.num_seats for request in waiting)
+        assert counts.num_running + counts.num_waiting == len(self.live)
+        assert counts.oldest_waiting_since == min((request.waiting_since for request in waiting), default=None)
+
     @initialize(
         num_blocks=st.integers(4, 14),
         max_num_seqs=st.integers(1, 5),

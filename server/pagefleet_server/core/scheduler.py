@@ -205,18 +205,19 @@ class Scheduler:
         return [*self._scores(step, result), *news]
 
     def counts(self) -> SchedulerCounts:
-        """The gauges. O(running + waiting)."""
+        """The gauges. O(running + tenants that wait + preempted): asked for after each step, however long the queue."""
         pool = self._tables.pool
+        num_running = self._roster.num_seats_taken
         return SchedulerCounts(
-            num_running=self._roster.num_seats_taken,
-            num_waiting=sum(request.num_seats for request in self._waiting),
+            num_running=num_running,
+            num_waiting=len(self._requests) - num_running,
             blocks_free=pool.num_free,
             blocks_cached=pool.num_cached,
             blocks_used=pool.num_used,
             blocks_total=pool.num_blocks,
             blocks_promised=self._tables.num_promised,
             blocks_waiting=self._tables.num_wanted,
-            oldest_waiting_since=min((request.waiting_since for request in self._waiting), default=None),
+            oldest_waiting_since=self._waiting.oldest_since(),
             num_added=self._num_added,
             num_preemptions=self._roster.num_preemptions,
             prefix_queries_tokens=self._roster.prefix_queries_tokens,

@@ -37,6 +37,10 @@ class _Level:
         for queue in self.tenants.values():
             yield from queue.values()
 
+    def heads(self) -> Iterator[Request]:
+        """The first of each tenant's new requests."""
+        return (next(iter(queue.values())) for queue in self.tenants.values())
+
 
 class WaitingQueue:
     """first() is O(tenants), the rest O(1) but for preempted requests."""
@@ -83,8 +87,13 @@ class WaitingQueue:
         level = self._levels[min(self._levels)]
         if level.preempted:
             return level.preempted[0]
-        heads = (next(iter(queue.values())) for queue in level.tenants.values())
-        return min(heads, key=lambda head: (self._served[head.tenant], head.number))
+        return min(level.heads(), key=lambda head: (self._served[head.tenant], head.number))
+
+    def oldest_since(self) -> float | None:
+        """Since when the longest waiting one waits; None when nobody does. O(tenants + preempted): of one tenant's new
+        requests the first has come first."""
+        first = (head for level in self._levels.values() for head in (*level.preempted, *level.heads()))
+        return min((request.waiting_since for request in first), default=None)
 
     def remove(self, request: Request) -> None:
         """Take it out, wherever it is. Raises KeyError when it is not here."""
