@@ -243,6 +243,29 @@ async def test_an_echo_stands_in_front(talk: Talk) -> None:
     assert joined(await talk.stream(prompt="Hello", echo=True, **GREEDY)) == "Hello" + text
 
 
+@pytest.mark.parametrize("logprobs", [None, 0, 2])
+async def test_a_prompt_can_be_had_alone(talk: Talk, logprobs: int | None) -> None:
+    """As evaluation harnesses ask for scores, and as OpenAI and vLLM answer: nothing that was drawn is told."""
+    asked: dict[str, Any] = {"echo": True, "logprobs": logprobs, "return_token_ids": True, "seed": 1}
+    more = await talk.complete("Hello you", max_tokens=1, **asked)
+    alone = await talk.complete("Hello you", max_tokens=0, **asked)
+    (choice,) = alone["choices"]
+    assert (choice["text"], choice["token_ids"], choice["finish_reason"]) == ("Hello you", [], "length")
+    assert alone["usage"]["completion_tokens"] == 0 and alone["usage"]["prompt_tokens"] == 9
+    told = more["choices"][0]["logprobs"]
+    want = None if told is None else {name: values[:9] for name, values in told.items()}
+    assert choice["logprobs"] == want
+    events = await talk.stream(prompt="Hello you", max_tokens=0, stream_options={"include_usage": True}, **asked)
+    pieces = [event["choices"][0] for event in events[:-2]]
+    assert "".join(piece["text"] for piece in pieces) == "Hello you" and pieces[-1]["finish_reason"] == "length"
+    assert [len(piece["logprobs"]["tokens"]) for piece in pieces if piece["logprobs"]] == (
+        [] if want is None else [9, 0]
+    )
+    assert events[-2]["usage"] == alone["usage"] | {"prompt_tokens_details": {"cached_tokens": 0}}
+    status, answer = await talk.post("/v1/completions", prompt="Hello", max_tokens=0)
+    assert status == 400 and "echo" in answer["error"]["message"]
+
+
 async def test_chat_renders_the_models_template(talk: Talk) -> None:
     messages = [{"role": "user", "content": "Hi"}]
     rendered = "<|im_start|>user\nHi</s>\n<|im_start|>assistant\n"

@@ -27,7 +27,8 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
             async with terms.in_time(service.clock()):
                 prompts = [await _encode(loaded, body, prompt) for prompt in body.prompts]
                 facts = await learn_facts(loaded, body)
-            plans = plan_choices(loaded, body, prompts, facts, wanted=body.max_tokens, default=DEFAULT_MAX_TOKENS)
+            wanted = None if body.max_tokens is None else max(1, body.max_tokens)
+            plans = plan_choices(loaded, body, prompts, facts, wanted=wanted, default=DEFAULT_MAX_TOKENS)
             generation = await stack.enter_async_context(Generation(service, loaded.text, plans, terms))
         reply = CompletionReply(
             make_head("cmpl", service),

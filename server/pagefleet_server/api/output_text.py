@@ -19,6 +19,8 @@ class TextRules:
     """Stop strings inside the text of the first min_tokens tokens do not count."""
     hidden_stop_ids: frozenset[int] = frozenset()
     """Stop ids that are no answer to `why`: the model's own end of sequence."""
+    hides_output: bool = False
+    """Nothing is told of what is drawn: only the prompt was asked for, and a request draws at least one token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,6 +50,8 @@ class OutputText:
         self, token_ids: Sequence[int], finish_reason: str | None, logprobs: Sequence[TokenLogprobs] = ()
     ) -> Delta:
         """The engine's next tokens and, with the last ones, its finish reason."""
+        if self._rules.hides_output:
+            return Delta("", (), finish_reason and "length")
         delta = self._feed(token_ids, finish_reason)
         return replace(delta, logprobs=tuple(logprobs[: len(delta.token_ids)])) if logprobs else delta
 

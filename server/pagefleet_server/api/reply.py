@@ -48,10 +48,12 @@ class Reply(ABC):
 
     async def note(self, choice: Choice, delta: Delta) -> None:
         """Keep for whole() what only the delta tells. Raises BadRequestError beyond MAX_TOLD_BYTES."""
-        if not self._with_logprobs or not delta.token_ids:
+        if not self._with_logprobs:
             return
         if choice.plan.index not in self._noted:
             self._noted[choice.plan.index] = await self._echoed_logprobs(choice)
+        if not delta.token_ids:
+            return
         told = list(zip(delta.token_ids, delta.logprobs, strict=True))
         packed = pack(self._logprobs(choice, told)["logprobs"])
         self._noted[choice.plan.index].append(packed)

@@ -104,4 +104,5 @@ def make_text_rules(body: SamplingBody, *, eos_token_ids: Sequence[int]) -> Text
         include_stop=body.include_stop_str_in_output,
         min_tokens=body.min_tokens,
         hidden_stop_ids=frozenset(eos_token_ids) - frozenset(body.stop_token_ids),
+        hides_output=body.max_tokens == 0,
     )

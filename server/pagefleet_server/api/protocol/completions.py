@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag
+from pydantic import Discriminator, Field, Tag, model_validator
 
 from pagefleet_server.api.logprobs import MAX_TOP_LOGPROBS
 from pagefleet_server.api.protocol.sampling import Flag, SamplingBody, TokenId
@@ -48,12 +48,20 @@ class CompletionBody(SamplingBody):
     """`prompt`: a text, a list of texts, token ids, or a list of lists of token ids."""
 
     prompt: Prompt
+    max_tokens: Annotated[int, Field(ge=0)] | None = None
+    """0: the prompt alone, with its log-probabilities where they are asked for; needs echo."""
     echo: Flag = False
     """The prompt's text in front of the output."""
     logprobs: Annotated[int, Field(ge=0, le=MAX_TOP_LOGPROBS)] | None = None
     """Log-probabilities of the drawn tokens and of so many of the likeliest."""
     add_special_tokens: Flag = True
     """Text prompts get what the tokenizer adds, such as a BOS token."""
+
+    @model_validator(mode="after")
+    def _check_echo(self) -> "CompletionBody":
+        if self.max_tokens == 0 and not self.echo:
+            raise ValueError("max_tokens: 0 asks for nothing, unless echo: true asks for the prompt")
+        return self
 
     @property
     def num_logprobs(self) -> int | None:
