@@ -49,7 +49,8 @@ class Demo:
     def __init__(self, folder: Path, stop: asyncio.Event) -> None:
         """`stop`: set when nobody reads the output any more."""
         self.started = time.monotonic()
-        self.processes = Processes(folder, env={"KUBECONFIG": str(folder / "kubeconfig")})
+        # A home of its own: kubectl wants one that it can write to, and follows the preferences that it finds there.
+        self.processes = Processes(folder, env={"KUBECONFIG": str(folder / "kubeconfig"), "HOME": str(folder)})
         self.folder = folder
         self.stop = stop
         self.report = Report(question=QUESTION)

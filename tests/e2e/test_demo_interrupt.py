@@ -36,8 +36,14 @@ def test_ctrl_c_ends_the_demo_and_all_that_it_started(line: str, how: signal.Sig
     """So does a terminal that is closed, and `make demo | head`, which once left a cluster running."""
     report = ROOT / "demo-report.json"
     before = report.stat().st_mtime_ns if report.exists() else None
+    environment = os.environ | {"HOME": os.devnull}  # nor does it need a home that it can write to
     with subprocess.Popen(
-        [sys.executable, "-m", "demo"], cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+        [sys.executable, "-m", "demo"],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
     ) as demo:
         assert demo.stdout is not None and demo.stderr is not None
         said = ""
