@@ -26,14 +26,8 @@ LEASE = ("--lease-seconds", "5")
 async def cluster(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[OperatorCluster]:
     folder = tmp_path_factory.mktemp("faults")
     async with operator_cluster(folder, *LEASE, "--listen", "127.0.0.1:0") as running:
+        running.operator.is_supervised = True
         yield running
-
-
-@pytest_asyncio.fixture(autouse=True, loop_scope="module")
-async def started(cluster: OperatorCluster) -> None:
-    """An operator that ended, its lease lost on a busy machine, is started again, as a Deployment does."""
-    if cluster.operator.process is not None and cluster.operator.process.returncode is not None:
-        await cluster.operator.start()
 
 
 async def operator_metrics(cluster: OperatorCluster) -> str:

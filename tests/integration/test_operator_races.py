@@ -134,6 +134,68 @@ async def test_children_without_an_owner_are_taken_over_with_their_pods(cluster:
     await cluster.client.delete(LLMDS, "orphaned", "default")
 
 
+async def test_a_status_that_somebody_edits_is_again_what_is_so(cluster: OperatorCluster) -> None:
+    await cluster.create({"replicas": 1, "autoscaling": {"maxReplicas": 3}}, name="told")
+    await cluster.condition("Available", "True", name="told")
+    await cluster.condition("Progressing", "False", name="told")
+    lie = {"type": "Available", "status": "False", "reason": "Made", "message": "up", "observedGeneration": 9}
+    lie["lastTransitionTime"] = "2020-01-01T00:00:00Z"
+    decision = {"time": "2020-01-01T00:00:00Z", "from": 1, "to": 9, "inputs": "", "reason": "KVBlocks"}
+    numbers = {"ready": "9/9", "readyReplicas": 9, "pods": None, "kvBlocks": None}
+    for status in (
+        None,
+        {"conditions": [lie]},
+        numbers,
+        {"phase": "Stopped", "reason": "Made", "rollout": {"failedTemplateHash": "none", "message": "made up"}},
+        {"autoscaling": {"desiredReplicas": 9, "decisions": [decision]}},
+    ):
+        await cluster.client.patch(LLMDS, "told", {"status": status}, "default", subresource="status")
+
+        async def is_true() -> bool:
+            found = await cluster.llmd("told")
+            said = found.get("status", {})
+            conditions = {item["type"]: item["status"] for item in said.get("conditions", [])}
+            return (
+                (said.get("ready"), said.get("readyReplicas"), said.get("phase")) == ("1/1", 1, "Available")
+                and (conditions.get("Available"), conditions.get("Degraded")) == ("True", "False")
+                and [row["state"] for row in said.get("pods", [])] == ["Ready"]
+                and said["autoscaling"]["desiredReplicas"] == 1
+                and "failedTemplateHash" not in said.get("rollout", {})
+                and found["spec"]["replicas"] == 1
+            )
+
+        await cluster.until(is_true, f"the status after {status}")
+    await cluster.client.delete(LLMDS, "told", "default")
+
+
+async def test_foreign_finalizers_are_waited_for_in_peace(cluster: OperatorCluster) -> None:
+    """Of a child: it cannot be made again before it is gone. Of the object: its children stay until it goes."""
+    await cluster.create({"replicas": 1}, name="held")
+    await cluster.condition("Available", "True", name="held")
+    hold = {"metadata": {"finalizers": ["example.com/wait"]}}
+    await cluster.client.patch(DEPLOYMENTS, "held", hold, "default")
+    await cluster.client.delete(DEPLOYMENTS, "held", "default")
+    before = len(cluster.proxy.writes())
+    await cluster.scraped("held", 3)
+    assert [seen for seen in cluster.proxy.writes()[before:] if "held" in seen.path] == []
+    await cluster.client.patch(DEPLOYMENTS, "held", {"metadata": {"finalizers": None}}, "default")
+
+    async def is_new() -> bool:
+        deployment = await cluster.get(DEPLOYMENTS, "held")
+        return deployment is not None and "deletionTimestamp" not in deployment["metadata"]
+
+    await cluster.until(is_new, "another Deployment")
+    await cluster.condition("Available", "True", name="held")
+    await cluster.client.patch(LLMDS, "held", hold, "default")
+    await cluster.client.delete(LLMDS, "held", "default")
+    await cluster.client.patch(LLMDS, "held", {"metadata": {"finalizers": None}}, "default")
+
+    async def is_gone() -> bool:
+        return not await cluster.pods("held") and await cluster.get(DEPLOYMENTS, "held") is None
+
+    await cluster.until(is_gone, "nothing is left")
+
+
 async def test_objects_of_an_older_crd_are_served_and_a_newer_one_is_taken_on_the_way(
     cluster: OperatorCluster,
 ) -> None:
