@@ -20,6 +20,8 @@ import numpy as np
 import pytest
 import torch
 
+from support.poison import poison_new_tensors
+
 P = ParamSpec("P")
 R = TypeVar("R")
 
@@ -66,6 +68,7 @@ def _activate(repaired: bool) -> None:
     threading.Thread(target=_end_with_parent, daemon=True).start()
     os.environ["TRITON_INTERPRET"] = "1"
     torch.set_num_threads(1)
+    poison_new_tensors()
     # A kernel's -inf - -inf or 0 * inf is arithmetic, not a fault; NaN in results is what the tests look for.
     np.seterr(all="ignore")
     if repaired:

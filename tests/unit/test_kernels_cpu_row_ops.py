@@ -110,6 +110,11 @@ def test_wrong_arguments_name_argument_value_and_bound() -> None:
         op.gated(x[0])
 
 
+def test_an_output_that_nobody_writes_would_show() -> None:
+    assert bool(torch.empty(5).isnan().all())
+    assert bool(torch.empty_like(torch.zeros(5, dtype=torch.bfloat16)).isnan().all())
+
+
 @pytest.mark.parametrize("rows", [0, 1])
 def test_no_rows_and_one_row_are_fine(rows: int) -> None:
     op, x = ops(), normal(rows, 64)

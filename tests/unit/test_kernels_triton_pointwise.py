@@ -55,6 +55,10 @@ def test_silu_mul(interpreter: Interpreter, dtype: torch.dtype, columns: int) ->
     )
 
 
+def test_an_output_that_nobody_writes_would_show(interpreter: Interpreter) -> None:
+    assert bool(interpreter.run(torch.empty, 5).isnan().all())
+
+
 def test_no_rows_are_no_work(interpreter: Interpreter) -> None:
     empty = torch.zeros(0, 32)
     assert interpreter.run(work.silu_mul, empty).shape == (0, 16)
