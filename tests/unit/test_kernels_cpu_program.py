@@ -1,5 +1,6 @@
 """Programs of the CPU library against the same programs of plain torch."""
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -130,6 +131,42 @@ def attend(program: Program, **change: Any) -> None:
     )
     rule = {"scale": 1.0, "sliding_window": None, "softcap": None} | change
     program.attention(program.buffer(8).view(-1, 1, 8), cache, program.buffer(8), **rule)
+
+
+@pytest.mark.parametrize("threads", [1, 3])
+def test_layers_that_share_a_division_of_work_compute_and_refuse_as_alone(threads: int) -> None:
+    """Work is divided once for all layers alike: another window, other heads or another cache size are not."""
+    backend, alone = (CpuBackend(find_library(), num_threads=count) for count in (threads, 1))
+    batch, positions = batch_of([1100, 5, 700], [1, 1, 1])
+    program = backend.program(dtype=torch.bfloat16, max_rows=3)
+    wanted: list[tuple[torch.Tensor, Callable[[], torch.Tensor]]] = []
+    layers = [(2, 130, None, 1.0), (2, 130, None, 0.5), (2, 130, 40, 1.0), (1, 130, None, 1.0), (2, 131, None, 1.0)]
+    for seed, (kv_heads, num_blocks, window, scale) in enumerate(layers):
+        shape = KVShape(kv_heads, 32, 32)
+        cache = backend.allocate(shape, num_blocks=num_blocks, block_size=BLOCK, dtype=torch.bfloat16, device=CPU)
+        rows = normal(2, 130 * BLOCK, kv_heads, 32, dtype=torch.bfloat16, seed=seed)
+        backend.write_kv(cache, rows[0], rows[1], torch.arange(130 * BLOCK))
+        query = normal(3, 6, 32, dtype=torch.bfloat16, seed=seed)
+        rule: dict[str, Any] = {"scale": scale, "sliding_window": window, "softcap": None}
+        out = program.buffer(6 * 32)
+        program.attention(query, cache, out, **rule)
+        wanted.append((out, functools.partial(alone.paged_attention, query, cache, batch, **rule)))
+    for _ in range(2):
+        program.run(batch, positions)
+        assert all(torch.equal(out, want().view(3, -1)) for out, want in wanted)
+        batch.seq_lens.sub_(3)  # the same arrays in the next step
+
+    small = backend.allocate(KVShape(2, 32, 32), num_blocks=40, block_size=BLOCK, dtype=torch.bfloat16, device=CPU)
+    program.attention(
+        program.buffer(6 * 32).view(3, 6, 32),
+        small,
+        program.buffer(6 * 32),
+        scale=1.0,
+        sliding_window=None,
+        softcap=None,
+    )
+    with pytest.raises(KernelArgumentError, match="outside the cache"):
+        program.run(batch, positions)
 
 
 def test_what_is_written_shares_no_memory_with_what_is_read() -> None:
