@@ -263,7 +263,7 @@ async def test_a_prompt_can_be_had_alone(talk: Talk, logprobs: int | None) -> No
     )
     assert events[-2]["usage"] == alone["usage"] | {"prompt_tokens_details": {"cached_tokens": 0}}
     status, answer = await talk.post("/v1/completions", prompt="Hello", max_tokens=0)
-    assert status == 400 and "echo" in answer["error"]["message"]
+    assert (status, answer["error"]["param"]) == (400, "max_tokens") and "echo" in answer["error"]["message"]
 
 
 async def test_chat_renders_the_models_template(talk: Talk) -> None:
@@ -380,5 +380,7 @@ async def test_the_largest_request_fits(talk: Talk) -> None:
 
 async def test_special_tokens_are_left_out_unless_asked_for(talk: Talk) -> None:
     assert (await talk.post("/detokenize", tokens=[BOS_ID, EOS_ID]))[1] == {"prompt": "<s></s>"}
+    status, answer = await talk.post("/detokenize", tokens=[BOS_ID, 10**6])
+    assert (status, answer["error"]["param"]) == (400, "tokens")
     body = {"tokens": [BOS_ID, EOS_ID], "skip_special_tokens": True}
     assert (await talk.post("/detokenize", **body))[1] == {"prompt": ""}

@@ -54,7 +54,7 @@ def test_other_prompts_are_refused_by_name(prompt: Any) -> None:
         ({"top_p": 0}, "top_p"),
         ({"top_p": 1.1}, "top_p"),
         ({"top_k": -2}, "top_k"),
-        ({"max_tokens": 0}, "max_tokens"),
+        ({"max_tokens": -1}, "max_tokens"),
         ({"max_tokens": 2.5}, "max_tokens"),
         ({"n": 0}, "n"),
         ({"n": "3"}, "n"),

@@ -7,6 +7,7 @@ from aiohttp import web
 from pagefleet_server.api.answering import answer, make_head
 from pagefleet_server.api.bodies import read_body
 from pagefleet_server.api.completion_reply import CompletionReply
+from pagefleet_server.api.errors import BadRequestError
 from pagefleet_server.api.generation import Generation
 from pagefleet_server.api.lengths import check_room, check_token_ids
 from pagefleet_server.api.planning import Prompt, learn_facts, plan_choices, read_terms
@@ -21,6 +22,8 @@ async def post_completions(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, service, CompletionBody)
     loaded = service.require_texts()
     service.check_model(body.model)
+    if body.max_tokens == 0 and not body.echo:
+        raise BadRequestError("max_tokens 0 asks for nothing, unless echo asks for the prompt", param="max_tokens")
     async with AsyncExitStack() as stack:
         with service.admit(len(body.prompts) * body.n) as arrival:
             terms = read_terms(request, service, body, arrival)

@@ -84,7 +84,7 @@ async def _token_ids(loaded: Loaded, body: EmbeddingBody, item: str | list[int])
     most = loaded.ready.max_model_len
     if not isinstance(item, str):
         check_fits(len(item), max_model_len=most)  # first: looking at each of a million ids takes long
-        await check_token_ids(item, loaded.ready.vocab_size)
+        await check_token_ids(item, loaded.ready.vocab_size, param="input")
         return item
     least = -(-len(item.encode()) // loaded.text.max_token_bytes)
     if least > most:

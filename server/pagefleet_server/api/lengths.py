@@ -57,11 +57,11 @@ def check_fits(num_prompt: int, *, max_model_len: int, what: str = "") -> None:
         )
 
 
-async def check_token_ids(token_ids: list[int], vocab_size: int) -> None:
-    """Raises BadRequestError for an id that the model does not have."""
+async def check_token_ids(token_ids: list[int], vocab_size: int, *, param: str = "prompt") -> None:
+    """Raises BadRequestError for an id that the model does not have, naming the field."""
     for start in range(0, len(token_ids), IDS_AT_ONCE):
         highest = max(token_ids[start : start + IDS_AT_ONCE])
         if highest >= vocab_size:
-            raise BadRequestError(f"token id {highest} is not in the vocabulary (0..{vocab_size - 1})", param="prompt")
+            raise BadRequestError(f"token id {highest} is not in the vocabulary (0..{vocab_size - 1})", param=param)
         if len(token_ids) > IDS_AT_ONCE:
             await asyncio.sleep(0)

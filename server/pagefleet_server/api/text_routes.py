@@ -51,7 +51,7 @@ async def post_detokenize(request: web.Request) -> web.StreamResponse:
     body = await read_body(request, service, DetokenizeBody)
     loaded = service.require()
     service.check_model(body.model)
-    await check_token_ids(body.tokens, loaded.ready.vocab_size)
+    await check_token_ids(body.tokens, loaded.ready.vocab_size, param="tokens")
     text = await loaded.text.decode_long(body.tokens, skip_special_tokens=body.skip_special_tokens)
     return await _answer(request, {"prompt": text})
 

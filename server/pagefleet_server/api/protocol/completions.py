@@ -2,7 +2,7 @@
 
 from typing import Annotated, Any
 
-from pydantic import Discriminator, Field, Tag, model_validator
+from pydantic import Discriminator, Field, Tag
 
 from pagefleet_server.api.logprobs import MAX_TOP_LOGPROBS
 from pagefleet_server.api.protocol.sampling import Flag, SamplingBody, TokenId
@@ -56,12 +56,6 @@ class CompletionBody(SamplingBody):
     """Log-probabilities of the drawn tokens and of so many of the likeliest."""
     add_special_tokens: Flag = True
     """Text prompts get what the tokenizer adds, such as a BOS token."""
-
-    @model_validator(mode="after")
-    def _check_echo(self) -> "CompletionBody":
-        if self.max_tokens == 0 and not self.echo:
-            raise ValueError("max_tokens: 0 asks for nothing, unless echo: true asks for the prompt")
-        return self
 
     @property
     def num_logprobs(self) -> int | None:
