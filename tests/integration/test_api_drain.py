@@ -161,6 +161,10 @@ async def test_an_idle_server_ends_when_the_delay_is_over(tmp_path: Path) -> Non
 
 async def test_drain_over_http_is_the_same(tmp_path: Path) -> None:
     async with memory_server(tmp_path, "fine", "--drain-delay", "0.3", "--drain-timeout", "7") as talk:
+        for path in ("/drain", "/reset_prefix_cache"):  # a page in this machine's browser is a loopback peer, too
+            async with talk.session.post(path, headers={"Origin": "https://elsewhere.example"}) as response:
+                assert response.status == 403
+        assert (await talk.get("/readyz"))[0] == 200
         status, answer = await talk.post("/drain")
         assert (status, answer["draining"], answer["timeout_seconds"]) == (202, True, 7)
         assert (await talk.get("/readyz"))[0] == 503

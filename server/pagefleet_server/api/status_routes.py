@@ -112,9 +112,11 @@ async def post_drain(request: web.Request) -> web.Response:
 
 
 def _service_for_admin(request: web.Request) -> Service:
+    """A browser on this machine is a loopback peer for any page that it shows, and sends that page's Origin."""
     service = request.app[SERVICE]
-    if not _is_loopback(request.remote) and not _has_admin_key(request, service):
-        raise ForbiddenError(f"{request.path} is only answered to loopback peers and to keys marked admin")
+    is_local = _is_loopback(request.remote) and "Origin" not in request.headers
+    if not is_local and not _has_admin_key(request, service):
+        raise ForbiddenError(f"{request.path} is only answered to loopback peers, no pages, and to keys marked admin")
     return service
 
 
