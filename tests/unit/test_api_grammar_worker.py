@@ -79,6 +79,21 @@ async def test_what_cannot_be_built_or_costs_too_much_is_refused_and_the_next_on
     assert await compiler.compile("regex", "a+")
 
 
+async def test_what_is_known_waits_for_nobodys_new_grammar(compiler: GrammarCompiler) -> None:
+    """One client with a grammar that takes seconds held up everybody's, also those that had long been built."""
+    known = await compiler.compile("choice", '["yes", "no"]')
+    with pytest.raises(BadRequestError, match="unclosed group"):
+        await compiler.compile("regex", "(")
+    with pytest.raises(BadRequestError, match="takes too long"):
+        await compiler.compile("json", '{"type": "integer", "multipleOf": 10000019}')
+    async with asyncio.timeout(20), compiler._lock:  # somebody's is being built
+        assert await compiler.compile("choice", '["yes", "no"]') == known
+        with pytest.raises(BadRequestError, match="unclosed group"):
+            await compiler.compile("regex", "(")
+        with pytest.raises(BadRequestError, match="takes too long"):
+            await compiler.compile("json", '{"type": "integer", "multipleOf": 10000019}')
+
+
 async def test_a_client_that_leaves_takes_no_answer_from_the_next_one(compiler: GrammarCompiler) -> None:
     await compiler.compile("regex", "a")
     task = asyncio.create_task(compiler.compile("json", '{"type": "integer", "multipleOf": 10000019}'))

@@ -39,24 +39,30 @@ MAX_GRAMMARS = 64
 
 
 class GrammarCompiler:
-    """Starts the worker with the first grammar, again after it had to be ended. The last grammars are remembered."""
+    """Starts the worker with the first grammar, again after it had to be ended. What became of the last grammars is
+    remembered, and waits for nobody's new one."""
 
     def __init__(self, *, wall_seconds: float = WALL_SECONDS) -> None:
         self._wall_seconds = wall_seconds
         self._process: asyncio.subprocess.Process | None = None
         self._lock = asyncio.Lock()
-        self._known: OrderedDict[tuple[str, str], str] = OrderedDict()
+        self._known: OrderedDict[tuple[str, str], dict[str, Any]] = OrderedDict()
+        """Kind and source -> the worker's answer."""
 
     async def compile(self, kind: str, source: str) -> str:
         """A grammar for the engine, see grammar.compile_grammar. Raises BadRequestError, also when it is too costly."""
-        async with self._lock:
-            known = self._known.get((kind, source))
-            if known is None:
-                known = self._known[kind, source] = await self._ask(kind, source)
-                if len(self._known) > MAX_GRAMMARS:
-                    self._known.popitem(last=False)
-            self._known.move_to_end((kind, source))
-            return known
+        asked = (kind, source)
+        if asked not in self._known:
+            async with self._lock:
+                if asked not in self._known:
+                    self._known[asked] = await self._ask(kind, source)
+                    if len(self._known) > MAX_GRAMMARS:
+                        self._known.popitem(last=False)
+        self._known.move_to_end(asked)
+        answer = self._known[asked]
+        if "error" in answer:
+            raise BadRequestError(answer["error"], code="invalid_grammar")
+        return str(answer["grammar"])
 
     async def close(self) -> None:
         """End the worker."""
@@ -65,20 +71,22 @@ class GrammarCompiler:
             process.kill()
             await process.wait()
 
-    async def _ask(self, kind: str, source: str) -> str:
+    async def _ask(self, kind: str, source: str) -> dict[str, Any]:
+        """The worker's answer, or that it had to be ended. Raises BadRequestError when it was given no time."""
         answered = False
+        too_long = f"{kind}: takes too long to build"
         try:
             async with asyncio.timeout(self._wall_seconds):
                 answer = await self._exchange(kind, source)
             answered = True
-        except (TimeoutError, ConnectionError, ValueError, asyncio.IncompleteReadError) as error:
-            raise BadRequestError(f"{kind}: takes too long to build", code="invalid_grammar") from error
+        except TimeoutError as error:  # of the whole machine's doing, perhaps: the next one may try again
+            raise BadRequestError(too_long, code="invalid_grammar") from error
+        except (ConnectionError, ValueError, asyncio.IncompleteReadError):
+            return {"error": too_long}
         finally:
             if not answered:  # also when the client has left meanwhile: its answer must not be the next one's
                 await self.close()
-        if "error" in answer:
-            raise BadRequestError(answer["error"], code="invalid_grammar")
-        return str(answer["grammar"])
+        return answer
 
     async def _exchange(self, kind: str, source: str) -> dict[str, Any]:
         if self._process is None or self._process.returncode is not None:
