@@ -35,6 +35,7 @@ import aiohttp
 from pydantic import BaseModel
 
 from pagefleet_server.api.errors import BadRequestError
+from pagefleet_server.api.garbage import spare_the_loop
 from pagefleet_server.api.large_body import parse_body
 from pagefleet_server.api.protocol.chat import ChatBody
 from pagefleet_server.api.protocol.completions import CompletionBody
@@ -92,7 +93,9 @@ def main() -> None:
     elif options.probe:
         print(json.dumps([asdict(probe) for probe in ask_probes(options.probe, options.pid, options.seconds)]))
     else:
-        for name, raw, kind in make_bodies():
+        bodies = make_bodies()
+        spare_the_loop()  # as the server does when it has loaded everything
+        for name, raw, kind in bodies:
             print(f"longest turn {asyncio.run(longest_turn_ms(raw, kind)):5.1f} ms CPU: {name}", flush=True)
         asyncio.run(measure(options))
 
