@@ -18,7 +18,7 @@ from support.operator_cluster import (
     OperatorCluster,
     operator_cluster,
 )
-from support.recording_proxy import Seen
+from support.recording_proxy import granted_by
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
 FAST = {"scaleDown": {"stabilizationWindowSeconds": 2}}
@@ -374,39 +374,19 @@ async def test_a_claim_of_one_node_is_refused_for_two_pods_with_the_reason(clust
         await cluster.create({"model": own}, name="refused")
 
 
-def permission(seen: Seen) -> tuple[str, str, str] | None:
-    """(group, resource, verb) of a request; None for discovery, which everyone may do."""
-    parts = seen.path.strip("/").split("/")
-    group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1] if len(parts) > 1 else "", parts[3:])
-    if not rest or parts[0] not in ("api", "apis"):
-        return None
-    assert rest[0] == "namespaces", f"{seen.path} is not namespaced"
-    resource, name, sub = (*rest[2:], None, None)[:3]
-    assert resource is not None
-    verbs = {"GET": "get" if name else "list", "WATCH": "watch", "POST": "create", "PATCH": "patch", "PUT": "update"}
-    verbs["DELETE"] = "delete"
-    return group, f"{resource}/{sub}" if sub else resource, verbs[seen.method]
-
-
 async def test_the_role_grants_what_was_used_and_nothing_else(
     cluster: OperatorCluster, request: pytest.FixtureRequest
 ) -> None:
     """Last in this file: it looks at every request of the tests before it."""
     documents = list(yaml.safe_load_all((ROOT / "manifests" / "base" / "rbac.yaml").read_text()))
     (role,) = [item for item in documents if item["kind"] == "Role"]
-    granted = {
-        (group, resource, verb)
-        for rule in role["rules"]
-        for group in rule["apiGroups"]
-        for resource in rule["resources"]
-        for verb in rule["verbs"]
-    }
+    granted = granted_by(role)
     paths = {
         seen.path.partition("/llmdeployments/")[2] for seen in cluster.proxy.writes() if "/llmdeployments/" in seen.path
     }
     assert {path.partition("/")[2] for path in paths} == {"status", "scale"}, "no finalizer, no annotation, ever"
     assert [seen for seen in cluster.proxy.seen if seen.is_unguarded] == [], "what comes late would not be refused"
-    used = {found for seen in cluster.proxy.seen if (found := permission(seen)) is not None}
+    used = {found for seen in cluster.proxy.seen if (found := seen.permission) is not None}
     assert used <= granted
     everything = {name for name in globals() if name.startswith("test_")}
     if not everything <= {item.name for item in request.session.items}:

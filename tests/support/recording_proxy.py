@@ -4,7 +4,7 @@ import contextlib
 import json
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
-from typing import Self
+from typing import Any, Self
 
 import aiohttp
 from aiohttp import web
@@ -23,6 +23,31 @@ class Seen:
     is_unguarded: bool = False
     """It changed an object without naming the uid and the version of what it had seen, or made one that may have been
     there already."""
+
+    @property
+    def permission(self) -> tuple[str, str, str] | None:
+        """(group, resource, verb); None for discovery, which everyone may do."""
+        parts = self.path.strip("/").split("/")
+        group, rest = ("", parts[2:]) if parts[0] == "api" else (parts[1] if len(parts) > 1 else "", parts[3:])
+        if not rest or parts[0] not in ("api", "apis"):
+            return None
+        assert rest[0] == "namespaces", f"{self.path} is not namespaced"
+        resource, name, sub = (*rest[2:], None, None)[:3]
+        assert resource is not None
+        verbs = {"GET": "get" if name else "list", "WATCH": "watch", "POST": "create", "PATCH": "patch"}
+        verbs |= {"PUT": "update", "DELETE": "delete"}
+        return group, f"{resource}/{sub}" if sub else resource, verbs[self.method]
+
+
+def granted_by(role: dict[str, Any]) -> set[tuple[str, str, str]]:
+    """(group, resource, verb) of all that a Role allows."""
+    return {
+        (group, resource, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
 
 
 @dataclass
