@@ -107,6 +107,20 @@ def test_a_failed_build_says_why_and_leaves_nothing(tmp_path: Path) -> None:
     assert [path.name for path in (tmp_path / "cache").iterdir()] == ["build.lock"]
 
 
+def test_sources_that_change_while_they_are_built_leave_no_library_of_both(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sources = tmp_path / "src"
+    sources.mkdir()
+    (sources / build_module.MAIN_SOURCE).write_text("// before\n")
+    monkeypatch.setattr(build_module, "SOURCE_DIR", sources)
+    action = f"echo '// after' >> {sources / build_module.MAIN_SOURCE}"
+    with pytest.raises(BackendUnavailable, match="changed while they were built"):
+        build(AVX2, fake_compiler(tmp_path, action=action), tmp_path / "cache")
+    assert not list((tmp_path / "cache").glob("*.so"))
+    build(AVX2, fake_compiler(tmp_path), tmp_path / "cache")
+
+
 def test_without_a_compiler_the_reason_says_what_to_do() -> None:
     with pytest.raises(
         BackendUnavailable, match=r"no C\+\+ compiler \(g\+\+, clang\+\+\).*PAGEFLEET_KERNELS_CPU_LIBRARY"

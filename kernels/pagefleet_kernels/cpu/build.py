@@ -137,7 +137,8 @@ def _locked(path: Path) -> Iterator[None]:
 def compile_to(target: Path, level: InstructionSet, compiler: Compiler, flags: tuple[str, ...] = BASE_FLAGS) -> None:
     """Build the library at `target`, which appears by rename. Raises BackendUnavailable."""
     partial = target.with_suffix(f".{os.getpid()}.tmp")
-    define = f'-DPAGEFLEET_SOURCE_KEY="{source_key()}"'
+    key = source_key()
+    define = f'-DPAGEFLEET_SOURCE_KEY="{key}"'
     source = str(SOURCE_DIR / MAIN_SOURCE)
     command = [compiler.path, *flags, *level.compiler_flags, define, source, "-o", str(partial)]
     started = time.monotonic()
@@ -147,6 +148,8 @@ def compile_to(target: Path, level: InstructionSet, compiler: Compiler, flags: t
             raise BackendUnavailable(
                 f"building the CPU kernels failed ({compiler.version}): {done.stderr[:MAX_MESSAGE_CHARS].strip()}"
             )
+        if source_key() != key:
+            raise BackendUnavailable("the CPU kernels' sources changed while they were built: start again")
         partial.replace(target)
         _logger.info("built %s with %s in %.1f s", target, compiler.version, time.monotonic() - started)
     except subprocess.TimeoutExpired as error:
