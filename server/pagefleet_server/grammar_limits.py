@@ -7,7 +7,7 @@ MAX_STEP_ITEMS = 5000
 grammars without ambiguity stay below a hundred; `s: s s | "a"` needs more for each token, seconds by the hundredth."""
 TOO_COMPLEX = "the grammar allows too many readings of what was written so far"
 """How the message of a request begins that fails for it; only the output shows it."""
-_WORDS = ("too many items", "items; max is", "lexer fuel", "lexer states")
+_WORDS = ("too many", "items; max is", "lexer error")
 """Of the library's own messages; the reason that it gives apart from them is the same for all faults."""
 
 
@@ -18,4 +18,5 @@ def make_limits() -> LLParserLimits:
 
 def is_too_complex(matcher: LLMatcher) -> bool:
     """Whether it has given up, as opposed to having been given a text that does not fit."""
-    return matcher.is_error() and any(word in matcher.get_error().lower() for word in _WORDS)
+    told = matcher.get_error().partition("<state>")[0].lower()  # behind it stands what was written
+    return matcher.is_error() and any(word in told for word in _WORDS)
