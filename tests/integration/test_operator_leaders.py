@@ -14,7 +14,8 @@ from pagefleet_localcluster.client import DEPLOYMENTS
 from support.operator_cluster import LLMDS, OperatorCluster, OperatorProcess, operator_cluster
 
 pytestmark = [pytest.mark.e2e, pytest.mark.asyncio(loop_scope="module")]
-LEASE = ("--lease-seconds", "5")
+LEASE = ("--lease-seconds", "7")
+"""Long enough to be kept on a busy machine."""
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
