@@ -26,6 +26,9 @@ _logger = logging.getLogger(__name__)
 
 Mask = npt.NDArray[np.bool_]
 """[V]: True where the token is allowed."""
+MAX_BUILT = 64
+"""Grammars of which an unused matcher is kept: a copy takes a fraction of a millisecond, building one up to half a
+second, in a step that every stream waits for, and a request may want 128 of them."""
 MAX_MATCHERS = 1024
 KEPT_STEPS = 16
 """A matcher that so many steps did not ask belongs to a request that has ended, or waits again: it may hold half a
@@ -55,6 +58,8 @@ class Grammars:
         self._eos = list(eos_token_ids)
         self._tokenizer: LLTokenizer | None = None
         self._states: OrderedDict[str, _State] = OrderedDict()
+        self._built: OrderedDict[str, LLMatcher] = OrderedDict()
+        """Grammar -> a matcher that has seen nothing."""
         self.num_steps = 0
         """Steps of the engine so far, with a grammar or without."""
 
@@ -81,6 +86,7 @@ class Grammars:
         over = state.matcher.is_error() or state.matcher.is_stopped()
         bits = None if over else state.matcher.compute_bitmask()
         if is_too_complex(state.matcher):
+            self._built.pop(request.sampling.grammar, None)  # copies share what their lexer has learnt
             raise GrammarTooComplexError(f"{TOO_COMPLEX}; write it without rules that are their own neighbours")
         if bits is None or state.matcher.is_error():
             if state.matcher.is_error():
@@ -95,15 +101,23 @@ class Grammars:
     def _state(self, request_id: str, grammar: str) -> _State:
         state = self._states.get(request_id)
         if state is None:
-            if self._tokenizer is None:
-                self._tokenizer = self._load()
-            state = _State(LLMatcher(self._tokenizer, grammar, log_level=0, limits=make_limits()))
-            self._states[request_id] = state
+            state = self._states[request_id] = _State(self._build(grammar))
             if len(self._states) > MAX_MATCHERS:
                 self._states.popitem(last=False)
         state.last_step = self.num_steps
         self._states.move_to_end(request_id)
         return state
+
+    def _build(self, grammar: str) -> LLMatcher:
+        built = self._built.get(grammar)
+        if built is None:
+            if self._tokenizer is None:
+                self._tokenizer = self._load()
+            built = self._built[grammar] = LLMatcher(self._tokenizer, grammar, log_level=0, limits=make_limits())
+            if len(self._built) > MAX_BUILT:
+                self._built.popitem(last=False)
+        self._built.move_to_end(grammar)
+        return built.deep_copy()
 
     def _only_end(self) -> Mask:
         mask = np.zeros(self._vocab_size, dtype=np.bool_)
