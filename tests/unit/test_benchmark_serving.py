@@ -11,6 +11,7 @@ import pytest
 from aiohttp import web
 
 from benchmarks.serving import __main__ as main
+from benchmarks.serving import floors
 from benchmarks.serving.client import send_workload
 from benchmarks.serving.floors import ONE_BILLION, SMOLLM2, ModelSize, Rates, floor_seconds
 from benchmarks.serving.outcome import Answer, Record, Run, Start, percentile, summarise
@@ -168,7 +169,7 @@ def test_all_peers_are_those_installed_and_the_variants(tmp_path: Path, monkeypa
 
 def test_a_peer_is_asked_for_its_workloads_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["serving", "-w", "D,A,C,B,E", "--rounds", "1", "--quiet-wait", "0"])
-    monkeypatch.setattr(main.floors, "machine_rates", lambda rounds: Rates(1e9, 1e9))
+    monkeypatch.setattr(floors, "machine_rates", lambda rounds: Rates(1e9, 1e9))
     asked: list[str] = []
 
     class Asked:
