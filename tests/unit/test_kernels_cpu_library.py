@@ -79,6 +79,17 @@ def test_a_library_is_built_once_and_again_only_for_another_key(tmp_path: Path) 
     assert not list(cache.glob("*.tmp"))
 
 
+def test_what_a_killed_build_left_goes_with_the_next(tmp_path: Path) -> None:
+    compiler, cache = fake_compiler(tmp_path), tmp_path / "cache"
+    library = build(AVX2, compiler, cache)
+    library.with_suffix(".1234.tmp").write_bytes(b"half")
+    (cache / "other.tmp").touch()
+    assert build(AVX2, compiler, cache) == library and len(list(cache.glob("*.tmp"))) == 2
+    library.unlink()
+    build(AVX2, compiler, cache)
+    assert [path.name for path in cache.glob("*.tmp")] == ["other.tmp"]
+
+
 def test_the_key_covers_every_source(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     compiler = Compiler("c++", "1")
     for source in source_files():

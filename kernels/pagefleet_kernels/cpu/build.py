@@ -98,7 +98,8 @@ def library_key(level: InstructionSet, compiler: Compiler, flags: tuple[str, ...
 def build(level: InstructionSet, compiler: Compiler, directory: Path, *, sanitize: bool = False) -> Path:
     """The library's path, built unless it is there already. Safe to call from many processes at once.
 
-    A crash leaves a temporary file at most: the library appears by rename. Raises BackendUnavailable.
+    A crash leaves a temporary file at most, which the next build takes away: the library appears by rename. Raises
+    BackendUnavailable.
     """
     flags = (*BASE_FLAGS, *(SANITIZER_FLAGS if sanitize else ()))
     name = f"kernels-{level.name}{'-sanitized' if sanitize else ''}-{library_key(level, compiler, flags)}.so"
@@ -110,6 +111,8 @@ def build(level: InstructionSet, compiler: Compiler, directory: Path, *, sanitiz
             return target
         with _locked(directory / "build.lock"):
             if not target.exists():
+                for unfinished in directory.glob("kernels-*.tmp"):  # Of builds that were killed: this one has the lock.
+                    unfinished.unlink(missing_ok=True)
                 compile_to(target, level, compiler, flags)
     except OSError as error:
         raise BackendUnavailable(f"cannot build the CPU kernels in {directory}: {error}") from error
