@@ -74,7 +74,7 @@ async def test_model_that_is_not_there_ends_it_with_the_reason(tmp_path: Path) -
 
 
 async def test_cache_too_small_for_a_token_ends_it_with_the_reason(tmp_path: Path) -> None:
-    async with started(write_tiny_llama(tmp_path / "model"), CacheSettings(kv_cache_memory_bytes=10)) as client:
-        with pytest.raises(EngineDeadError, match=r"10 .*block") as dead:
+    async with started(write_tiny_llama(tmp_path / "model"), CacheSettings(kv_cache_memory_bytes=1024)) as client:
+        with pytest.raises(EngineDeadError, match=r"1024 .*block") as dead:
             await asyncio.wait_for(client.wait_ready(), START_SECONDS)
         assert dead.value.return_code in (ExitCode.BAD_MODEL, ExitCode.START_FAILED)
