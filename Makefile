@@ -53,8 +53,8 @@ bench: install
 	$(BIN)/python -m benchmarks.serving --rounds 3
 	$(BIN)/python -m benchmarks.serving.budget
 
-# Side by side with other servers: about an hour and 8 GB in PAGEFLEET_PEERS, by default in the user's cache. The tables go to
-# docs/performance.md, their record to docs/evidence/. make bench-peers QUICK=1: one round of a quarter of each workload.
+# Side by side with other servers: about an hour, 32 GB of memory, and 8 GB in PAGEFLEET_PEERS, by default in the user's cache. The
+# tables go to docs/performance.md, their record to docs/evidence/. QUICK=1: one round of a quarter of each workload.
 SERVING_RECORD = docs/evidence/$(shell date -u +%F)-serving
 bench-peers: peers
 	$(BIN)/python -m benchmarks.serving --peers all --variant "quant=--quantization gguf" --workloads D,A,C,B,E \

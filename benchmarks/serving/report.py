@@ -98,5 +98,6 @@ def _server_table(record: Record) -> str:
     lines = ["| server | start to first answer, s | peak memory, MiB |", "|---|---|---|"]
     for start in record.starts:
         name = f"{start.peer} ({start.version})" if start.version else start.peer
-        lines.append(f"| {name} | {start.seconds:.1f} | {record.peak_mib.get(start.peer, 0):.0f} |")
+        peak = record.peak_mib.get(start.peer, 0.0)
+        lines.append(f"| {name} | {start.seconds:.1f} | {f'{peak:.0f}' if peak else 'it had ended by itself'} |")
     return "\n".join(lines)

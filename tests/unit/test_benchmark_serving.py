@@ -160,6 +160,12 @@ def test_the_tables_name_the_version_of_every_peer(tmp_path: Path) -> None:
     assert f"| vllm ({VERSIONS['vllm']}) | 1.0 |" in table and "| ours | 1.0 |" in table
 
 
+def test_the_tables_say_of_a_server_that_it_had_ended() -> None:
+    starts = [Start("here", 1.0, ""), Start("gone", 1.0, "")]
+    table = markdown(Record({}, starts=starts, peak_mib={"here": 900.4, "gone": 0.0}))
+    assert "| here | 1.0 | 900 |" in table and "| gone | 1.0 | it had ended by itself |" in table
+
+
 def test_all_peers_are_those_installed_and_the_variants(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "argv", ["serving", "--peers", "all", "--variant", "quant=--quantization gguf"])
     options = main.parse()

@@ -45,7 +45,7 @@ def measured() -> dict[tuple[str, str], float]:
         elif re.fullmatch("[A-E]", cells[0]):
             workload = cells[0]
         elif workload == "start" and re.match(r"\d", cells[1]):
-            found[workload, cells[0]] = float(cells[1])
+            found[workload, cells[0].partition(" ")[0]] = float(cells[1])
         elif len(cells) == 7 and re.match(r"[\d.]+", cells[2]):
             found[workload, cells[0]] = float(first_number(cells[2]))
     return found
