@@ -25,6 +25,7 @@ from pagefleet_localcluster.launcher import ClusterSettings, LocalCluster
 from pagefleet_localcluster.reflector import Reflector
 from support.operator_objects import metrics_text
 from support.recording_proxy import RecordingProxy
+from support.serving_end import end_serving
 
 ROOT = Path(__file__).resolve().parents[2]
 LLMDS = Resource("pagefleet.dev/v1alpha1", "llmdeployments", "LLMDeployment")
@@ -108,7 +109,7 @@ class StubNode:
             task.cancel()
         await asyncio.gather(self._watch, *self._tasks, return_exceptions=True)
         for runner in self._runners.values():
-            await runner.cleanup()
+            await end_serving(runner)
 
     def _changed(self, old: Json | None, new: Json | None) -> None:
         if new is None:
@@ -149,7 +150,7 @@ class StubNode:
     async def crash(self, pod: Json, message: str) -> None:
         """The server of a pod that ran dies; its container starts again and is not ready yet."""
         runner = self._runners.pop(pod["metadata"]["name"])
-        await runner.cleanup()
+        await end_serving(runner)
         ended = {"exitCode": 139, "reason": "Error", "message": message}
         state: Json = {"running": {}}
         await self._report(pod, "Running", pod["status"]["podIP"], ready=False, state=state, last={"terminated": ended})
@@ -216,7 +217,7 @@ class StubNode:
         metadata = pod["metadata"]
         runner = self._runners.pop(metadata["name"], None)
         if runner is not None:
-            await runner.cleanup()
+            await end_serving(runner)
         with contextlib.suppress(ApiError):
             await self.client.delete(
                 PODS, metadata["name"], metadata["namespace"], uid=metadata["uid"], grace_seconds=0

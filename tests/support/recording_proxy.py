@@ -9,6 +9,8 @@ from typing import Any, Self
 import aiohttp
 from aiohttp import web
 
+from support.serving_end import end_serving
+
 HOP_HEADERS = {"transfer-encoding", "content-length", "connection", "host", "content-encoding", "accept-encoding"}
 
 
@@ -80,7 +82,7 @@ class RecordingProxy:
         return self
 
     async def __aexit__(self, *_: object) -> None:
-        await self._runner.cleanup()
+        await end_serving(self._runner)
         await self._session.close()
 
     def writes(self) -> list[Seen]:
