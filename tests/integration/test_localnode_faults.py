@@ -5,12 +5,13 @@ from pathlib import Path
 
 import pytest
 
-from pagefleet_localcluster.client import EVENTS, PODS, ApiError, Client
+from pagefleet_localcluster.client import EVENTS, PODS, Client
 from pagefleet_localcluster.event_recorder import BURST_PER_OBJECT, EventRecorder
 from pagefleet_localcluster.node.kubelet_server import tail_offset
 from pagefleet_localcluster.node.node import trim
 from pagefleet_localcluster.objects import Object, is_pod_ready
 from support.local_cluster import create, events_of, eventually, kubectl, running_cluster
+from support.localnode_pods import gone
 
 
 def pod(name: str, script: str, *, container: Object | None = None, **spec: object) -> Object:
@@ -26,17 +27,6 @@ def only_log(folder: Path) -> str:
 async def status_of(client: Client, name: str) -> Object:
     found: Object = (await client.get(PODS, name, "default"))["status"]
     return found
-
-
-async def gone(client: Client, name: str) -> None:
-    async def probe() -> bool:
-        try:
-            await client.get(PODS, name, "default")
-        except ApiError as error:
-            return error.code == 404
-        return False
-
-    await eventually(probe)
 
 
 async def test_a_pod_bound_past_the_scheduler_is_refused_and_can_be_deleted(tmp_path: Path) -> None:
